@@ -1,0 +1,163 @@
+"""One Transformer layer, the embedding and the head, as Flax Linen modules.
+
+Inside a layer activations are `[N, D]` with N = B*T: a projection's weight gradient is then one plain
+matmul, where `[B, T, D]` makes XLA on CPU transpose strided data (measured: a quarter slower).
+Dimension key: B batch, T sequence, N = B*T, D width, H head width, F MLP width.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from depthgrow_jax.model.config import ModelConfig
+from depthgrow_jax.model.rotary import rotate
+
+
+class StepFactors(NamedTuple):
+    """What a `LayerProgram` gives one step: `gate [2]`, `norm_scale []`, `residual_scale []`."""
+
+    gate: jax.Array
+    norm_scale: jax.Array
+    residual_scale: jax.Array
+
+
+def _initializer(cfg: ModelConfig):
+    return nn.initializers.normal(cfg.init_std) if cfg.init_std else nn.initializers.lecun_normal()
+
+
+def _dense(cfg: ModelConfig, features: int, use_bias: bool, name: str) -> nn.Dense:
+    return nn.Dense(
+        features, use_bias=use_bias, dtype=jnp.dtype(cfg.dtype), kernel_init=_initializer(cfg), name=name
+    )
+
+
+class Norm(nn.Module):
+    """RMSNorm (arXiv 1910.07467) or LayerNorm over the last axis, computed in float32."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x):
+        y = x.astype(jnp.float32)
+        if self.cfg.norm == "layer":
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.cfg.norm_eps)
+        width = (x.shape[-1],)
+        y = y * self.param("scale", nn.initializers.ones, width).reshape((1,) * (x.ndim - 1) + width)
+        if self.cfg.norm == "layer":
+            y = y + self.param("bias", nn.initializers.zeros, width).reshape((1,) * (x.ndim - 1) + width)
+        return y.astype(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention with rotary positions."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_ND, shape, rotary):
+        cfg, (batch, length) = self.cfg, shape
+        head_width, bias = cfg.head_width, cfg.attention_bias
+
+        def heads(name, count):
+            flat = _dense(cfg, count * head_width, bias, name)(x_ND)
+            return flat.reshape(batch, length, count, head_width)
+
+        query = rotate(heads("q", cfg.heads), *rotary)
+        key = rotate(heads("k", cfg.num_kv_heads), *rotary)
+        value = heads("v", cfg.num_kv_heads)
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=cfg.causal)
+        return _dense(cfg, cfg.width, bias, "o")(mixed.reshape(x_ND.shape[0], cfg.heads * head_width))
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202) or GELU feed-forward."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_ND):
+        cfg = self.cfg
+        hidden_NF = _dense(cfg, cfg.mlp_dim, cfg.mlp_bias, "up")(x_ND)
+        if cfg.mlp == "swiglu":
+            hidden_NF = jax.nn.silu(_dense(cfg, cfg.mlp_dim, cfg.mlp_bias, "gate")(x_ND)) * hidden_NF
+        else:
+            hidden_NF = jax.nn.gelu(hidden_NF, approximate=False)
+        return _dense(cfg, cfg.width, cfg.mlp_bias, "down")(hidden_NF)
+
+
+class Layer(nn.Module):
+    """Attention, then MLP; each *adds* its contribution to the residual stream.
+
+    The contribution of a sub-layer f is everything it changes in the stream, for every norm placement:
+
+        pre, pre_lns   f(norm(x) * norm_scale)
+        sandwich       norm'(f(norm(x)))
+        post           norm(x + f(x)) - x
+
+    so that `x + gate * contribution` is the sub-layer at gate 1 and its removal at gate 0.
+    """
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x_ND: Float[Array, "N D"], shape: tuple[int, int], rotary, factors: StepFactors
+    ) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
+        """Returns (a, m), what attention and MLP add to the stream that enters, `[N, D]` each."""
+        cfg = self.cfg
+        scale = factors.gate * factors.residual_scale
+        if cfg.residual_scaling == "learned":
+            scale = scale * self.param("residual_scale", nn.initializers.constant(cfg.residual_init), ())
+
+        def contribution(name, sub_layer, stream, factor):
+            norm = Norm(cfg, name=f"{name}_norm")
+            if cfg.norm_placement == "post":
+                added = norm(stream + sub_layer(stream)) - stream
+            else:
+                normed = norm(stream)
+                if cfg.norm_placement == "pre_lns":
+                    normed = normed * factors.norm_scale.astype(normed.dtype)
+                added = sub_layer(normed)
+                if cfg.norm_placement == "sandwich":
+                    added = Norm(cfg, name=f"{name}_post_norm")(added)
+            return added * factor.astype(added.dtype)
+
+        attention, mlp = Attention(cfg, name="attn"), MLP(cfg, name="mlp")
+        a_ND = contribution("attn", lambda h: attention(h, shape, rotary), x_ND, scale[0])
+        m_ND = contribution("mlp", mlp, x_ND + a_ND, scale[1])
+        return a_ND, m_ND
+
+
+class Embed(nn.Module):
+    """Token embedding; the tied head reads the same table."""
+
+    cfg: ModelConfig
+
+    def setup(self):
+        cfg = self.cfg
+        std = cfg.init_std or cfg.width**-0.5
+        self.table = self.param("table", nn.initializers.normal(std), (cfg.vocab_size, cfg.width))
+
+    def __call__(self, tokens_BT):
+        return jnp.take(self.table, tokens_BT, axis=0).astype(jnp.dtype(self.cfg.dtype))
+
+
+class Head(nn.Module):
+    """Final norm, then logits: `[N, D]` and (when tied) the table `[V, D]` to float32 `[N, V]`."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_ND, table_VD):
+        cfg = self.cfg
+        x_ND = Norm(cfg, name="norm")(x_ND)
+        if cfg.tie_embeddings:
+            kernel_DV = table_VD.T
+        else:
+            kernel_DV = self.param("kernel", _initializer(cfg), (cfg.width, cfg.vocab_size))
+        dtype = jnp.dtype(cfg.dtype)
+        return jnp.matmul(x_ND, kernel_DV.astype(dtype), preferred_element_type=jnp.float32)

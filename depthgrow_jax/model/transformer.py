@@ -1,0 +1,212 @@
+"""The network: one stack of layers, initialised by `vmap` and run by `scan`.
+
+    params = {"embed": ..., "layers": leaves [L, ...], "head": ...}
+
+`apply` is the one forward pass of the project: training, probing and scoring call it. Shapes: B batch,
+T sequence, N = B*T, D width, V vocabulary, L stored layers, K steps of the program.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from depthgrow_jax.model.config import ModelConfig
+from depthgrow_jax.model.layers import Embed, Head, Layer, StepFactors
+from depthgrow_jax.model.program import LayerProgram, layer_program
+from depthgrow_jax.model.rotary import rotation
+
+Params = dict[str, Any]
+
+
+class LayerTap(NamedTuple):
+    """What one step offers to a tap, `[B, T, D]` each; `h + attn + mlp == out`.
+
+    Attributes:
+      h: the residual stream that enters the layer.
+      attn, mlp: what attention and MLP add to it, gates and scales included.
+      out: the residual stream that leaves.
+    """
+
+    h: Array
+    attn: Array
+    mlp: Array
+    out: Array
+
+
+Taps = Mapping[str, Callable[[LayerTap], Any]]
+
+
+class Output(NamedTuple):
+    """`logits [B, T, V]` float32, `hidden [B, T, D]` before the final norm, `taps`: leaves `[K, ...]`."""
+
+    logits: Array
+    hidden: Array
+    taps: dict[str, Any]
+
+
+def init_layer(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
+    """Parameters of one layer, without the leading axis."""
+    shape = (1, 2)
+    rotary = rotation(cfg, jnp.arange(shape[1])[None])
+    stream = jnp.zeros((shape[0] * shape[1], cfg.width), jnp.dtype(cfg.dtype))
+    factors = StepFactors(jnp.ones(2), jnp.ones(()), jnp.ones(()))
+    return Layer(cfg).init(key, stream, shape, rotary, factors)["params"]
+
+
+def init_layers(cfg: ModelConfig, key: PRNGKeyArray, depth: int) -> Params:
+    """Stacked parameters, leaves `[depth, ...]`; layer i is the same at every `depth` > i."""
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(depth))
+    return jax.vmap(lambda k: init_layer(cfg, k))(keys)
+
+
+def init(cfg: ModelConfig, key: PRNGKeyArray, depth: int) -> Params:
+    """Float32 parameters of a network of `depth` layers.
+
+    Embedding, head and each layer draw from their own keys, so networks of different depth share them.
+    """
+    embed_key, layers_key, head_key = (jax.random.fold_in(key, i) for i in range(3))
+    embed = Embed(cfg).init(embed_key, jnp.zeros((1, 1), jnp.int32))["params"]
+    stream = jnp.zeros((1, cfg.width), jnp.dtype(cfg.dtype))
+    return {
+        "embed": embed,
+        "layers": init_layers(cfg, layers_key, depth),
+        "head": Head(cfg).init(head_key, stream, embed["table"])["params"],
+    }
+
+
+def abstract_params(cfg: ModelConfig, depth: int) -> Params:
+    """Shapes and dtypes of `init`, nothing allocated."""
+    return jax.eval_shape(lambda: init(cfg, jax.random.key(0), depth))
+
+
+def num_params(params: Params) -> int:
+    """Number of parameters, tied weights counted once."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def depth_of(params: Params) -> int:
+    """L, read from the leading axis of the stacked layers."""
+    return jax.tree.leaves(params["layers"])[0].shape[0]
+
+
+def embed(cfg: ModelConfig, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """h_0, the stream that enters the first layer. Ids outside the vocabulary give NaN."""
+    return Embed(cfg).apply({"params": params["embed"]}, tokens)
+
+
+def unembed(cfg: ModelConfig, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    """Final norm and head: float32 logits of any residual stream (at h_L the model's own)."""
+    batch, length, width = hidden.shape
+    logits_NV = Head(cfg).apply(
+        {"params": params["head"]}, hidden.reshape(batch * length, width), params["embed"]["table"]
+    )
+    return logits_NV.reshape(batch, length, cfg.vocab_size)
+
+
+def run_layers(
+    cfg: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    *,
+    program: LayerProgram | None = None,
+    taps: Taps | None = None,
+    start: int | Int[Array, ""] = 0,
+    stop: int | Int[Array, ""] | None = None,
+    positions: Int[Array, "#B T"] | None = None,
+) -> tuple[Float[Array, "B T D"], dict[str, Any]]:
+    """Runs steps `start..stop-1` of the program on a residual stream.
+
+    Args:
+      hidden: the stream that enters step `start`.
+      program: None runs the stored layers once, in order.
+      taps: name -> function of a `LayerTap`; what it returns is stacked over the steps run. A function
+        that reduces runs inside the scan, so `[K, B, T, D]` exists only if it is asked for.
+      start, stop: Python integers give a differentiable scan over just these steps. Traced integers give
+        a loop of dynamic length, compiled once for all values, not reverse-differentiable and without taps.
+      positions: of the tokens; default 0..T-1.
+
+    Returns:
+      The stream after the last step, and the taps, leaves `[stop - start, ...]`.
+
+    Raises:
+      ValueError: taps together with traced bounds, whose number of steps is not known.
+    """
+    batch, length, width = hidden.shape
+    taps = taps or {}
+    program = layer_program(cfg, depth_of(params)) if program is None else program
+    stop = program.steps if stop is None else stop
+    positions = jnp.arange(length)[None] if positions is None else positions
+    rotary = rotation(cfg, positions)
+    layer = Layer(cfg)
+
+    def step(x_ND, layer_params, factors):
+        a_ND, m_ND = layer.apply({"params": layer_params}, x_ND, (batch, length), rotary, factors)
+        out_ND = x_ND + a_ND + m_ND
+        tap = LayerTap(*(z.reshape(batch, length, width) for z in (x_ND, a_ND, m_ND, out_ND)))
+        return out_ND, {name: fn(tap) for name, fn in taps.items()}
+
+    if cfg.remat != "none":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if cfg.remat == "dots" else None
+        step = jax.checkpoint(step, policy=policy, prevent_cse=False)
+
+    def stored(index):
+        return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"])
+
+    factors = StepFactors(program.gate, program.norm_scale, program.residual_scale)
+    x_ND = hidden.reshape(batch * length, width)
+
+    if isinstance(start, int) and isinstance(stop, int):
+        cut = lambda tree: jax.tree.map(lambda leaf: leaf[start:stop], tree)  # noqa: E731
+        if program.order is None:
+            whole = (start, stop) == (0, program.steps)
+            xs = (params["layers"] if whole else cut(params["layers"]), cut(factors))
+            body = lambda x, step_xs: step(x, *step_xs)  # noqa: E731
+        else:
+            xs = (program.order[start:stop], cut(factors))
+            body = lambda x, step_xs: step(x, stored(step_xs[0]), step_xs[1])  # noqa: E731
+        x_ND, tapped = jax.lax.scan(body, x_ND, xs, unroll=cfg.scan_unroll)
+        return x_ND.reshape(batch, length, width), tapped
+
+    if taps:
+        raise ValueError("taps need Python integers for start and stop")
+    order = jnp.arange(program.steps) if program.order is None else program.order
+
+    def loop_body(k, x):
+        return step(x, stored(order[k]), jax.tree.map(lambda f: f[k], factors))[0]
+
+    x_ND = jax.lax.fori_loop(start, stop, loop_body, x_ND)
+    return x_ND.reshape(batch, length, width), {}
+
+
+def apply(
+    cfg: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"] | None = None,
+    *,
+    hidden: Float[Array, "B T D"] | None = None,
+    program: LayerProgram | None = None,
+    taps: Taps | None = None,
+    start: int | Int[Array, ""] = 0,
+    stop: int | Int[Array, ""] | None = None,
+    positions: Int[Array, "#B T"] | None = None,
+) -> Output:
+    """The forward pass: embed, run the layer program, final norm and head.
+
+    Args:
+      tokens: ids, or None when `hidden` gives the stream that enters step `start`.
+      stop: an early exit: the logits are read off the stream after step `stop - 1`.
+      (the others as in `run_layers`)
+
+    Raises:
+      ValueError: not exactly one of `tokens` and `hidden`.
+    """
+    if (tokens is None) == (hidden is None):
+        raise ValueError("apply takes tokens or hidden, one of them")
+    stream = embed(cfg, params, tokens) if hidden is None else hidden
+    stream, tapped = run_layers(
+        cfg, params, stream, program=program, taps=taps, start=start, stop=stop, positions=positions
+    )
+    return Output(unembed(cfg, params, stream), stream, tapped)
