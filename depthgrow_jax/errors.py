@@ -19,3 +19,11 @@ def require(condition: bool, field: str, value: object, legal: str) -> None:
 def require_choice(field: str, value: object, choices) -> None:
     """Raises `UserError` unless `value` is one of `choices`, which the message lists."""
     require(value in tuple(choices), field, value, "must be one of " + ", ".join(map(str, choices)))
+
+
+class Diverged(Exception):
+    """The loss or the gradient is not finite. Names the step and the last good checkpoint; exit code 3."""
+
+
+class Preempted(Exception):
+    """A run was asked to stop (SIGTERM or Ctrl-C) and has saved; exit code 75, "try again"."""

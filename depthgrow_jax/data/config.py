@@ -1,23 +1,28 @@
 """What text a run trains on, and how it becomes token ids."""
 
 import dataclasses
+import math
 
-from depthgrow_jax.errors import require, require_choice
+from depthgrow_jax.errors import UserError, require, require_choice
 
 SOURCES = ("stdlib", "files", "tfds", "hf")
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """One source of documents; also one component of a mixture.
+    r"""One source of documents; also one component of a mixture.
 
     Attributes:
       source: `stdlib` (the running Python's own `.py` files), `files`, `tfds` or `hf`.
       path: `files`: a file, directory or glob (several separated by commas); `tfds`: the data
-        directory; `hf`: a dataset name, or a directory written by `save_to_disk`.
+        directory; `hf`: a dataset name, or a directory written by `save_to_disk`. A relative path
+        that does not exist is also looked for below the directory in `$DEPTHGROW_DATA`.
       name: `tfds`: `dataset[/config][:version]`; `hf`: the configuration's name.
       split: `tfds` and `hf`: which split holds the documents.
       text_field: the field of a record that holds the text (`.jsonl`, `.parquet`, tfds, hf).
+      document_separator: what stands between the documents of one `.txt` file, `\n\n` for a blank
+        line (the escapes `\n`, `\t`, `\f` and `\r` are understood); empty takes each file as one
+        document.
       weight: share of the training sequences drawn from this component of a mixture.
       max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything.
     """
@@ -27,6 +32,7 @@ class SourceConfig:
     name: str = ""
     split: str = "train"
     text_field: str = "text"
+    document_separator: str = ""
     weight: float = 1.0
     max_bytes: int = 0
 
@@ -55,17 +61,69 @@ class DataConfig(SourceConfig):
     cache_dir: str = "~/.cache/depthgrow_jax"
 
 
+def components(cfg: DataConfig) -> list[tuple[str, SourceConfig, str]]:
+    """`(name, source, field prefix for error messages)` of each component, at least one."""
+    if cfg.mixture:
+        return [(name, component, f"data.mixture.{name}.") for name, component in cfg.mixture]
+    return [(cfg.source, cfg, "data.")]
+
+
 def validate(cfg: DataConfig) -> None:
     """Refuses an impossible data config. Raises `UserError` naming the field."""
-    components = cfg.mixture or (("", cfg),)
-    for name, component in components:
-        prefix = f"data.mixture.{name}." if name else "data."
-        require_choice(prefix + "source", component.source, SOURCES)
-        require(component.weight > 0, prefix + "weight", component.weight, "must be above 0")
-        require(component.max_bytes >= 0, prefix + "max_bytes", component.max_bytes, "must be 0 (all) or more")
-        if component.source in ("files", "hf"):
-            require(bool(component.path), prefix + "path", component.path, f"source {component.source} needs a path")
-        if component.source == "tfds":
-            require(bool(component.name), prefix + "name", component.name, "source tfds needs dataset[/config][:version]")
-    require(0 < cfg.validation_fraction < 1, "data.validation_fraction", cfg.validation_fraction, "must lie between 0 and 1")
-    require(cfg.bpe_vocab_size >= 0, "data.bpe_vocab_size", cfg.bpe_vocab_size, "must be 0 (the model's) or more")
+    names = [name for name, _ in cfg.mixture]
+    require(
+        all(names) and len(set(names)) == len(names), "data.mixture", names, "names must be unique, not empty"
+    )
+    for _, component, prefix in components(cfg):
+        _validate_source(component, prefix)
+    require(
+        bool(cfg.tokenizer),
+        "data.tokenizer",
+        cfg.tokenizer,
+        "must be bpe, bytes or the path of a tokenizer.json",
+    )
+    require(bool(cfg.separator), "data.separator", cfg.separator, "must not be empty")
+    require(
+        bool(cfg.mask_token) and cfg.mask_token != cfg.separator,
+        "data.mask_token",
+        cfg.mask_token,
+        "must not be empty and must differ from data.separator",
+    )
+    require(bool(cfg.cache_dir), "data.cache_dir", cfg.cache_dir, "must name a directory")
+    require(
+        0 < cfg.validation_fraction < 1,
+        "data.validation_fraction",
+        cfg.validation_fraction,
+        "must lie between 0 and 1",
+    )
+    require(
+        cfg.bpe_vocab_size >= 0, "data.bpe_vocab_size", cfg.bpe_vocab_size, "must be 0 (the model's) or more"
+    )
+
+
+def _validate_source(component: SourceConfig, prefix: str) -> None:
+    if not isinstance(component, SourceConfig):
+        raise UserError(f"{prefix[:-1]}={component!r}: must be a SourceConfig")
+    require_choice(prefix + "source", component.source, SOURCES)
+    require(
+        component.weight > 0 and math.isfinite(component.weight),
+        prefix + "weight",
+        component.weight,
+        "must be above 0",
+    )
+    require(component.max_bytes >= 0, prefix + "max_bytes", component.max_bytes, "must be 0 (all) or more")
+    if component.source in ("files", "hf"):
+        require(
+            bool(component.path), prefix + "path", component.path, f"source {component.source} needs a path"
+        )
+    if component.source == "tfds":
+        require(
+            bool(component.name),
+            prefix + "name",
+            component.name,
+            "source tfds needs dataset[/config][:version]",
+        )
+    if component.source != "stdlib":
+        require(bool(component.text_field), prefix + "text_field", component.text_field, "must name a field")
+    if component.source in ("tfds", "hf"):
+        require(bool(component.split), prefix + "split", component.split, "must name a split")

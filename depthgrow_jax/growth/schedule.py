@@ -101,20 +101,3 @@ def plan_stages(cfg: GrowthConfig, depth: int, total_steps: int) -> tuple[Stage,
 def stage_at(stages: tuple[Stage, ...], step: int) -> int:
     """Index of the stage that trains step `step` (after the last step: the last stage)."""
     return max(i for i, stage in enumerate(stages) if stage.first <= min(step, stages[-1].stop - 1))
-
-
-def gate_at(cfg: GrowthConfig, step, born):
-    """Residual gate of each layer at `step`, elementwise in `born`, float32 in [gate_start, 1].
-
-    Args:
-      step: steps done so far; scalar, traced or not.
-      born: int[L], the step of the event that inserted the layer, negative for layers there from the start.
-
-    alpha(t) = start + (1 - start) * ramp(min(1, (t - t_event) / gate_steps)); `linear`: ramp(u) = u,
-    `cosine`: ramp(u) = (1 - cos(pi u)) / 2. Original layers stay at 1.
-    """
-    import jax.numpy as jnp
-
-    progress = jnp.clip((step - born).astype(jnp.float32) / cfg.gate_steps, 0.0, 1.0)
-    ramp = progress if cfg.gate == "linear" else (1 - jnp.cos(jnp.pi * progress)) / 2
-    return jnp.where(born < 0, 1.0, cfg.gate_start + (1 - cfg.gate_start) * ramp)

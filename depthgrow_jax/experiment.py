@@ -1,0 +1,130 @@
+"""The glue: from a parsed config to plans, runs and summaries. It alone knows every room."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from depthgrow_jax import growth
+from depthgrow_jax.config import Experiment, RunConfig, binding_fields, config_hash, to_dict, validate
+from depthgrow_jax.data import Corpus, load
+from depthgrow_jax.errors import Diverged
+from depthgrow_jax.growth.cost import tree_bytes
+from depthgrow_jax.report.summary import write_summary
+from depthgrow_jax.train.loop import Run, RunSpec, finished
+from depthgrow_jax.train.optimizer import make_optimizer
+from depthgrow_jax.train.rundir import bind_config, open_directory, write_json
+from depthgrow_jax.train.state import abstract_state
+
+
+def plan_of(cfg: RunConfig) -> dict[str, Any]:
+    """The plan of a run; see `growth.make_plan`. Raises `UserError` for a config that cannot be run."""
+    stages = validate(cfg)
+    tx = make_optimizer(cfg.optimizer)
+    return growth.make_plan(
+        cfg.model,
+        stages,
+        sequence_length=cfg.train.sequence_length,
+        batch_size=cfg.train.batch_size,
+        microbatch_size=cfg.train.batch_size // cfg.train.accumulation,
+        state_bytes=lambda depth: tree_bytes(abstract_state(cfg.model, tx, depth, ema=cfg.train.ema_decay > 0)),
+    )
+
+
+def run_spec(cfg: RunConfig, label: str) -> RunSpec:
+    """What the training loop needs of a run's config."""
+    return RunSpec(
+        label=label,
+        seed=cfg.seed,
+        model=cfg.model,
+        growth=cfg.growth,
+        train=cfg.train,
+        optimizer=cfg.optimizer,
+        checkpoint=cfg.checkpoint,
+        mesh=cfg.mesh,
+        init_from=cfg.init_from,
+        stages=validate(cfg),
+        plan=plan_of(cfg),
+        config_hash=config_hash(cfg),
+    )
+
+
+def run_name(experiment: Experiment, arm: str, seed: int) -> str:
+    """Where a run lives below the workdir: `.` for a single run, else `arm/seed0`, `arm` or `seed0`."""
+    several = len({s for _, s in experiment.runs}) > 1
+    parts = [arm] if arm else []
+    if several:
+        parts.append(f"seed{seed}")
+    return "/".join(parts) or "."
+
+
+def plan_experiment(experiment: Experiment) -> str:
+    """The plans of all arms, as text."""
+    seeds = {seed for _, seed in experiment.runs}
+    blocks = []
+    for (arm, seed), cfg in experiment.runs.items():
+        if seed != min(seeds):
+            continue
+        title = f"{arm or cfg.name or 'run'}: operator {cfg.growth.operator}, depth {cfg.depth}"
+        if len(seeds) > 1:
+            title += f", {len(seeds)} seeds"
+        blocks.append(f"{title}\n{growth.format_plan(plan_of(cfg))}")
+    return "\n\n".join(blocks)
+
+
+def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], None]) -> Corpus:
+    """The tokenised data of a run; runs that read the same data share it through `cache`."""
+    key = json.dumps(
+        [to_dict(cfg.data), cfg.train.sequence_length, cfg.model.vocab_size, cfg.train.objective], sort_keys=True
+    )
+    if key not in cache:
+        cache[key] = load(
+            cfg.data,
+            sequence_length=cfg.train.sequence_length,
+            vocab_size=cfg.model.vocab_size,
+            masked=cfg.train.objective == "masked",
+            log=log,
+        )
+    cache[key].check_batches(cfg.train.batch_size)
+    return cache[key]
+
+
+def train_experiment(experiment: Experiment, workdir: str) -> int:
+    """Runs every (arm, seed) that is not finished, in turn, and writes the summary and its figures.
+
+    Every run directory is checked against its config before the first one trains. Returns the exit code: 0, or
+    3 if a run diverged (the others are still run).
+
+    Raises `UserError` for anything the user can mend, `Preempted` when asked to stop.
+    """
+    root = open_directory(workdir)
+    jobs = []
+    for (arm, seed), cfg in experiment.runs.items():
+        name = run_name(experiment, arm, seed)
+        jobs.append((arm, seed, cfg, name, root / name))
+    # Another config in any of the directories is found before hours are spent in the first.
+    for _, _, cfg, _, directory in jobs:
+        open_directory(directory)
+        bind_config(directory, binding_fields(cfg), to_dict(cfg))
+
+    corpora: dict[str, Corpus] = {}
+    results: list[dict[str, Any]] = []
+    for arm, seed, cfg, name, directory in jobs:
+        label = name if name != "." else (cfg.name or "run")
+        result = finished(directory)
+        if result is None:
+            corpus = load_corpus(cfg, corpora, lambda text: print(text, file=sys.stderr, flush=True))
+            spec = run_spec(cfg, label)
+            write_json(directory / "plan.json", spec.plan)
+            try:
+                result = Run(spec, corpus, directory).train()
+            except Diverged as error:
+                print(f"error: {label}: {error}", file=sys.stderr, flush=True)
+                result = {"diverged": str(error)}
+        else:
+            print(f"{label}: already done, not run again", file=sys.stderr, flush=True)
+        entry = {"arm": arm or cfg.name or "run", "seed": seed, "directory": name, "operator": cfg.growth.operator}
+        results.append(entry | result)
+    print(write_summary(root, results))
+    return 3 if any("diverged" in result for result in results) else 0
+

@@ -1,0 +1,103 @@
+"""Checkpoints: Orbax behind one small door.
+
+A checkpoint is a few named items (parameters, training state, average) and a JSON one, `meta`, that says
+what they are (step, stage, depth, lineage, config hash). The JSON is read first: arrays are only ever
+restored into shapes built for the depth it names.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.growth import check_like
+
+
+class Checkpoints:
+    """The `checkpoints/` of one run directory.
+
+    Saving is asynchronous and atomic: a step exists only when it is complete, and what a killed process leaves half-written
+    is ignored and later removed.
+    """
+
+    def __init__(self, directory: pathlib.Path, *, keep: int = 1, keep_steps: tuple[int, ...] = (), writable: bool = True):
+        """Opens the directory.
+
+        Args:
+          keep: regular checkpoints to keep.
+          keep_steps: steps that are kept whatever comes later (growth boundaries, the end).
+          writable: False never creates or deletes anything.
+        """
+        policy = ocp.checkpoint_managers
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy.AnyPreservationPolicy(
+                [policy.LatestN(keep), policy.CustomSteps(list(keep_steps))]
+            ),
+            cleanup_tmp_directories=writable,
+            create=writable,
+            read_only=not writable,
+        )
+        self.directory = directory
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            options=options,
+        )
+
+    def latest(self) -> int | None:
+        """Newest complete step, or None."""
+        return self._manager.latest_step()
+
+    def steps(self) -> list[int]:
+        """All complete steps, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The JSON item of a step. Raises `UserError` if it cannot be read."""
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+            raise UserError(f"{self.directory / str(step)}: not a readable checkpoint ({error})") from error
+
+    def restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        """Items of a step, each in the structure, shapes, dtypes and shardings of its abstract tree.
+
+        Raises `UserError` if the stored arrays are not exactly these.
+        """
+        args = {name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()}
+        try:
+            items = self._manager.restore(step, args=ocp.args.Composite(**args))
+            restored = {name: items[name] for name in abstract}
+            check_like(restored, abstract, "checkpoint")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"{self.directory / str(step)}: does not hold the state of this config ({reason})"
+            ) from error
+        return restored
+
+    def save(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Starts writing a step; returns when the arrays are copied. Raises `RuntimeError` if it is refused."""
+        args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        args["meta"] = ocp.args.JsonSave(meta)
+        if not self._manager.save(step, args=ocp.args.Composite(**args), force=True):
+            raise RuntimeError(f"{self.directory}: step {step} was not saved; latest is {self.latest()}")
+
+    def wait(self) -> None:
+        """Returns when everything saved is complete on disk; raises what went wrong in the background."""
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Waits and releases the directory."""
+        self.wait()
+        self._manager.close()
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+    """Abstract arrays that say where they are to be restored."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+    )

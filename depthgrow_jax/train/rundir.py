@@ -1,0 +1,103 @@
+"""The run directory: which files a run leaves, and how they survive being killed.
+
+    config.json  plan.json  metrics.jsonl  events.out.tfevents.*  checkpoints/  DONE
+"""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from depthgrow_jax.errors import UserError
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes JSON so that the file is either the old one or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads JSON. Raises `UserError` naming a file that is missing or not JSON."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def open_directory(path: str | pathlib.Path) -> pathlib.Path:
+    """Creates the directory. Raises `UserError` if it cannot be one."""
+    directory = pathlib.Path(path).expanduser().absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"workdir={str(path)!r}: cannot be made a directory ({error.strerror})") from None
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"workdir={str(path)!r}: not writable")
+    return directory
+
+
+def bind_config(directory: pathlib.Path, fields: dict[str, Any], full: dict[str, Any]) -> None:
+    """Writes `config.json`, or checks that the one there agrees in every binding field.
+
+    Args:
+      fields: flat fields that must not change; stored under `binding`.
+      full: the whole config, stored under `config` (the newest one: its free fields may differ).
+
+    Raises `UserError` naming the fields that differ, with both values.
+    """
+    path = directory / "config.json"
+    if path.exists():
+        stored = read_json(path).get("binding", {})
+        differing = sorted(name for name in {*stored, *fields} if stored.get(name) != fields.get(name))
+        if differing:
+            shown = "; ".join(f"{n} was {stored.get(n)!r}, now {fields.get(n)!r}" for n in differing)
+            raise UserError(f"{directory}: holds a run of another config ({shown}); use another workdir")
+    write_json(path, {"binding": fields, "config": full})
+
+
+class MetricsLog:
+    """`metrics.jsonl` and TensorBoard events, continued at a step as if nothing had come after it."""
+
+    def __init__(self, directory: pathlib.Path, step: int):
+        """Opens the log; lines beyond `step` (of a run that was killed and is resumed there) are dropped."""
+        from tensorboardX import SummaryWriter
+
+        self._path = directory / "metrics.jsonl"
+        kept = [line for line in read_metrics(directory) if line["step"] <= step]
+        temporary = self._path.with_name("metrics.jsonl.tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(temporary, self._path)
+        self._file = self._path.open("a", buffering=1)
+        self._events = SummaryWriter(str(directory), purge_step=step + 1 if step else None, write_to_disk=True)
+
+    def write(self, step: int, values: dict[str, float | int]) -> None:
+        """Appends one line `{"step": step, ...}` and the same scalars to TensorBoard."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes both."""
+        self._file.close()
+        self._events.close()
+
+
+def read_metrics(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl`; a last line that a kill cut short is left out."""
+    path = directory / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    records = []
+    for number, line in enumerate(lines):
+        try:
+            if line:
+                records.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines) - 1:
+                raise UserError(f"{path}: line {number + 1} is not JSON") from None
+    return records
