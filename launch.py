@@ -18,7 +18,9 @@ from ml_collections import config_flags
 from depthgrow_jax.errors import Diverged, Preempted, UserError
 
 FLAGS = flags.FLAGS
-config_flags.DEFINE_config_file("config", None, "An experiment of configs/, with `:argument` where it takes one.")
+config_flags.DEFINE_config_file(
+    "config", None, "An experiment of configs/, with `:argument` where it takes one."
+)
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config.")
 flags.DEFINE_bool("distributed", False, "Several processes: call jax.distributed.initialize() first.")
@@ -33,7 +35,9 @@ def _experiment():
     known = list(dict.fromkeys(arm for arm, _ in experiment.runs))
     for arm in FLAGS.arms:
         if arm not in known:
-            raise UserError(f"--arms={arm}: not an arm of this config; legal: {', '.join(filter(None, known)) or 'none'}")
+            raise UserError(
+                f"--arms={arm}: not an arm of this config; legal: {', '.join(filter(None, known)) or 'none'}"
+            )
     chosen = {key: run for key, run in experiment.runs.items() if not FLAGS.arms or key[0] in FLAGS.arms}
     return experiment._replace(runs=chosen)
 

@@ -27,7 +27,9 @@ def plan_of(cfg: RunConfig) -> dict[str, Any]:
         sequence_length=cfg.train.sequence_length,
         batch_size=cfg.train.batch_size,
         microbatch_size=cfg.train.batch_size // cfg.train.accumulation,
-        state_bytes=lambda depth: tree_bytes(abstract_state(cfg.model, tx, depth, ema=cfg.train.ema_decay > 0)),
+        state_bytes=lambda depth: tree_bytes(
+            abstract_state(cfg.model, tx, depth, ema=cfg.train.ema_decay > 0)
+        ),
     )
 
 
@@ -75,7 +77,8 @@ def plan_experiment(experiment: Experiment) -> str:
 def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], None]) -> Corpus:
     """The tokenised data of a run; runs that read the same data share it through `cache`."""
     key = json.dumps(
-        [to_dict(cfg.data), cfg.train.sequence_length, cfg.model.vocab_size, cfg.train.objective], sort_keys=True
+        [to_dict(cfg.data), cfg.train.sequence_length, cfg.model.vocab_size, cfg.train.objective],
+        sort_keys=True,
     )
     if key not in cache:
         cache[key] = load(
@@ -123,8 +126,12 @@ def train_experiment(experiment: Experiment, workdir: str) -> int:
                 result = {"diverged": str(error)}
         else:
             print(f"{label}: already done, not run again", file=sys.stderr, flush=True)
-        entry = {"arm": arm or cfg.name or "run", "seed": seed, "directory": name, "operator": cfg.growth.operator}
+        entry = {
+            "arm": arm or cfg.name or "run",
+            "seed": seed,
+            "directory": name,
+            "operator": cfg.growth.operator,
+        }
         results.append(entry | result)
     print(write_summary(root, results))
     return 3 if any("diverged" in result for result in results) else 0
-

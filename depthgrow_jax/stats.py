@@ -4,7 +4,12 @@ import numpy as np
 
 
 def bootstrap_interval(
-    values: np.ndarray, weights: np.ndarray | None = None, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    values: np.ndarray,
+    weights: np.ndarray | None = None,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of `sum(values) / sum(weights)` over examples (Efron 1979).
 

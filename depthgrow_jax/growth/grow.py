@@ -104,7 +104,13 @@ def grow_params(
 
 
 def grow_optimizer(
-    opt_state: Any, event: SourceMap, depth: int, params: Params, *, tx: optax.GradientTransformation, mode: str
+    opt_state: Any,
+    event: SourceMap,
+    depth: int,
+    params: Params,
+    *,
+    tx: optax.GradientTransformation,
+    mode: str,
 ) -> Any:
     """Optimizer state for the grown `params`.
 

@@ -99,7 +99,17 @@ BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"))
 def format_plan(plan: dict[str, Any]) -> str:
     """The plan as a table for the terminal."""
     unit, flops_name = scaled(plan["static_flops"], FLOP_UNITS)
-    columns = ("stage", "depth", "steps", "tokens", "copied -> lands at", "params", flops_name, "share", "peak")
+    columns = (
+        "stage",
+        "depth",
+        "steps",
+        "tokens",
+        "copied -> lands at",
+        "params",
+        flops_name,
+        "share",
+        "peak",
+    )
     table = [columns]
     for row in plan["stages"]:
         size, bytes_name = scaled(row["peak_bytes"], BYTE_UNITS)

@@ -71,7 +71,9 @@ def plan_stages(cfg: GrowthConfig, depth: int, total_steps: int) -> tuple[Stage,
             cfg.steps <= total_steps, "growth.steps", cfg.steps, f"must not exceed train.steps={total_steps}"
         )
         if cfg.schedule == "prop":
-            require(0 <= cfg.alpha < math.inf, "growth.alpha", cfg.alpha, "must be a finite number, 0 or more")
+            require(
+                0 <= cfg.alpha < math.inf, "growth.alpha", cfg.alpha, "must be a finite number, 0 or more"
+            )
         if cfg.schedule == "explicit":
             require(
                 len(cfg.boundaries) == len(events),

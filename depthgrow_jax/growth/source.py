@@ -120,7 +120,9 @@ def explicit_events(sources: tuple[tuple[int, ...], ...], start: int, final: int
         field = f"growth.sources[{event}]={tuple(source)!r}"
         bad = [i for i in source if not isinstance(i, int) or not 0 <= i < depth]
         if bad:
-            raise UserError(f"{field}: {bad[0]!r} is not a layer of the depth-{depth} stack; legal: 0..{depth - 1}")
+            raise UserError(
+                f"{field}: {bad[0]!r} is not a layer of the depth-{depth} stack; legal: 0..{depth - 1}"
+            )
         if len(source) <= depth:
             raise UserError(f"{field}: an event must add layers; legal: more than {depth} entries")
         depth = len(source)

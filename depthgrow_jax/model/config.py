@@ -110,7 +110,9 @@ def validate(cfg: ModelConfig) -> None:
     for field in ("vocab_size", "width", "heads", "mlp_dim", "scan_unroll", "rope_original_length"):
         require(getattr(cfg, field) >= 1, f"model.{field}", getattr(cfg, field), "must be at least 1")
     for field in ("kv_heads", "head_dim"):
-        require(getattr(cfg, field) >= 0, f"model.{field}", getattr(cfg, field), "must be 0 (default) or more")
+        require(
+            getattr(cfg, field) >= 0, f"model.{field}", getattr(cfg, field), "must be 0 (default) or more"
+        )
     for field, choices in (
         ("mlp", MLPS),
         ("norm", NORMS),
@@ -135,7 +137,10 @@ def validate(cfg: ModelConfig) -> None:
         f"must divide width={cfg.width}, or head_dim must be given",
     )
     require(
-        cfg.head_width % 2 == 0, "model.head_dim", cfg.head_width, "must be even (rotary embedding turns pairs)"
+        cfg.head_width % 2 == 0,
+        "model.head_dim",
+        cfg.head_width,
+        "must be even (rotary embedding turns pairs)",
     )
     for field in ("norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor"):
         require(getattr(cfg, field) > 0, f"model.{field}", getattr(cfg, field), "must be above 0")

@@ -153,7 +153,9 @@ def run_layers(
         step = jax.checkpoint(step, policy=policy, prevent_cse=False)
 
     def stored(index):
-        return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"])
+        return jax.tree.map(
+            lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"]
+        )
 
     factors = StepFactors(program.gate, program.norm_scale, program.residual_scale)
     x_ND = hidden.reshape(batch * length, width)

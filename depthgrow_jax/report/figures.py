@@ -44,11 +44,15 @@ def loss_figure(curves: dict[str, list[list[dict[str, Any]]]], path: pathlib.Pat
         length = min(lengths)
         lines = [seed[:length] for seed in seeds if seed]
         at = np.array([line[x] for line in lines[0]], float)
-        losses = np.array([_smooth(np.array([line["loss"] for line in seed]), max(1, length // 40)) for seed in lines])
+        losses = np.array(
+            [_smooth(np.array([line["loss"] for line in seed]), max(1, length // 40)) for seed in lines]
+        )
         mean = losses.mean(axis=0)
         axes.plot(at, mean, color=colour, linewidth=1.2, alpha=0.75)
         if len(losses) > 1:
-            axes.fill_between(at, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(
+                at, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
+            )
         depths = np.array([line["depth"] for line in lines[0]])
         events = np.flatnonzero(np.diff(depths)) + 1
         axes.plot(at[events], mean[events], linestyle="", marker="|", markersize=11, color=colour)
@@ -70,7 +74,9 @@ def loss_figure(curves: dict[str, list[list[dict[str, Any]]]], path: pathlib.Pat
     axes.set_ylabel("cross-entropy (nats a target)")
     if lows:
         axes.set_ylim(min(lows) - 0.1, max(highs) + 0.2)
-        axes.legend(frameon=False, title="line: training, markers: validation, ticks: growth", title_fontsize=8)
+        axes.legend(
+            frameon=False, title="line: training, markers: validation, ticks: growth", title_fontsize=8
+        )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     figure.savefig(path)

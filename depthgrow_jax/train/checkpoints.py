@@ -23,7 +23,14 @@ class Checkpoints:
     is ignored and later removed.
     """
 
-    def __init__(self, directory: pathlib.Path, *, keep: int = 1, keep_steps: tuple[int, ...] = (), writable: bool = True):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        keep: int = 1,
+        keep_steps: tuple[int, ...] = (),
+        writable: bool = True,
+    ):
         """Opens the directory.
 
         Args:
@@ -99,5 +106,7 @@ class Checkpoints:
 def with_shardings(abstract: Any, shardings: Any) -> Any:
     """Abstract arrays that say where they are to be restored."""
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract,
+        shardings,
     )

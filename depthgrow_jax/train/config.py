@@ -111,14 +111,20 @@ class InitFromConfig:
 
 
 def validate(
-    train: TrainConfig, optimizer: OptimizerConfig, checkpoint: CheckpointConfig, mesh: MeshConfig, start: InitFromConfig
+    train: TrainConfig,
+    optimizer: OptimizerConfig,
+    checkpoint: CheckpointConfig,
+    mesh: MeshConfig,
+    start: InitFromConfig,
 ) -> None:
     """Refuses an impossible training config. Raises `UserError` naming the field."""
     require_choice("train.objective", train.objective, OBJECTIVES)
     for field in ("steps", "batch_size", "sequence_length", "accumulation", "log_every", "eval_batches"):
         require(getattr(train, field) >= 1, f"train.{field}", getattr(train, field), "must be at least 1")
     require(train.sequence_length >= 2, "train.sequence_length", train.sequence_length, "must be at least 2")
-    require(train.eval_every >= 0, "train.eval_every", train.eval_every, "must be 0 (only at the end) or more")
+    require(
+        train.eval_every >= 0, "train.eval_every", train.eval_every, "must be 0 (only at the end) or more"
+    )
     require(
         train.batch_size % train.accumulation == 0,
         "train.accumulation",
@@ -136,7 +142,10 @@ def validate(
     for field in ("warmup_steps", "decay_steps"):
         value = getattr(optimizer, field)
         require(
-            0 <= value <= train.steps, f"optimizer.{field}", value, f"must lie in [0, train.steps={train.steps}]"
+            0 <= value <= train.steps,
+            f"optimizer.{field}",
+            value,
+            f"must lie in [0, train.steps={train.steps}]",
         )
     require(
         optimizer.warmup_steps + optimizer.decay_steps <= train.steps,
@@ -147,12 +156,24 @@ def validate(
     for field in ("b1", "b2", "final_fraction"):
         value = getattr(optimizer, field)
         legal = 0 <= value <= 1 if field == "final_fraction" else 0 <= value < 1
-        require(legal, f"optimizer.{field}", value, "must lie in [0, 1)" if field != "final_fraction" else "must lie in [0, 1]")
+        require(
+            legal,
+            f"optimizer.{field}",
+            value,
+            "must lie in [0, 1)" if field != "final_fraction" else "must lie in [0, 1]",
+        )
     require(optimizer.eps > 0, "optimizer.eps", optimizer.eps, "must be above 0")
     for field in ("weight_decay", "clip_norm"):
-        require(getattr(optimizer, field) >= 0, f"optimizer.{field}", getattr(optimizer, field), "must be 0 or more")
+        require(
+            getattr(optimizer, field) >= 0,
+            f"optimizer.{field}",
+            getattr(optimizer, field),
+            "must be 0 or more",
+        )
 
-    require(checkpoint.every >= 0, "checkpoint.every", checkpoint.every, "must be 0 (boundaries and end) or more")
+    require(
+        checkpoint.every >= 0, "checkpoint.every", checkpoint.every, "must be 0 (boundaries and end) or more"
+    )
     require(checkpoint.keep >= 1, "checkpoint.keep", checkpoint.keep, "must be at least 1")
     require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
     require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")

@@ -49,11 +49,15 @@ class Batches(Protocol):
     separator_id: int
     mask_id: int
 
-    def train_batch(self, step: int, batch_size: int, seed: int, *, process_index: int, process_count: int) -> np.ndarray:
+    def train_batch(
+        self, step: int, batch_size: int, seed: int, *, process_index: int, process_count: int
+    ) -> np.ndarray:
         """`[batch_size / process_count, T + 1]`, a pure function of its arguments."""
         ...
 
-    def validation_batches(self, batch_size: int, max_batches: int, *, process_index: int, process_count: int):
+    def validation_batches(
+        self, batch_size: int, max_batches: int, *, process_index: int, process_count: int
+    ):
         """The same batches at every call, `[batch_size / process_count, T + 1]` each."""
         ...
 
@@ -167,7 +171,9 @@ class Run:
         stage = meta["stage"]
         planned = self.spec.stages[stage].depth if stage < len(self.spec.stages) else None
         if meta["depth"] != planned:
-            raise UserError(f"{where}: has depth {meta['depth']}, the plan's stage {stage + 1} has depth {planned}")
+            raise UserError(
+                f"{where}: has depth {meta['depth']}, the plan's stage {stage + 1} has depth {planned}"
+            )
         if meta["data_hash"] != self.batches.data_hash:
             raise UserError(
                 f"{where}: was trained on other data (hash {meta['data_hash']}, now {self.batches.data_hash}); "
@@ -254,7 +260,8 @@ class Run:
             train.batch_size // train.accumulation, train.eval_batches, **self.process
         )
         results = [
-            eval_fn(state, sharding.shard_batch(self.mesh, rows), np.int32(i)) for i, rows in enumerate(batches)
+            eval_fn(state, sharding.shard_batch(self.mesh, rows), np.int32(i))
+            for i, rows in enumerate(batches)
         ]
         losses = np.concatenate([np.asarray(loss) for loss, _ in results])
         targets = np.concatenate([np.asarray(count) for _, count in results])
@@ -361,7 +368,9 @@ class Run:
                 self._save(state, step, stage)
             if stops and step < self.total:
                 self.checkpoints.wait()
-                raise Preempted(f"{self.directory}: stopped after step {step}, saved; the same command goes on")
+                raise Preempted(
+                    f"{self.directory}: stopped after step {step}, saved; the same command goes on"
+                )
             started = time.perf_counter()
         return state, step
 

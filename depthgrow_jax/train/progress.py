@@ -15,7 +15,9 @@ def _duration(seconds: float) -> str:
 class Progress:
     """Progress of one run. On anything but a terminal it prints a line at most every `interval` seconds."""
 
-    def __init__(self, label: str, total_steps: int, *, stream=None, interval: float = 10.0, silent: bool = False):
+    def __init__(
+        self, label: str, total_steps: int, *, stream=None, interval: float = 10.0, silent: bool = False
+    ):
         """Opens the display; `silent` shows nothing (all processes but the first)."""
         self._stream = stream or sys.stderr
         self._label, self._total, self._interval, self._silent = label, total_steps, interval, silent
@@ -23,7 +25,9 @@ class Progress:
         self._bar = None
         if self._stream.isatty() and not silent:
             self._bar = tqdm(
-                total=total_steps, file=self._stream, bar_format="{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
+                total=total_steps,
+                file=self._stream,
+                bar_format="{desc} {percentage:3.0f}%|{bar:20}| {postfix}",
             )
             self._bar.set_description_str(label)
 

@@ -1,6 +1,6 @@
 """The run directory: which files a run leaves, and how they survive being killed.
 
-    config.json  plan.json  metrics.jsonl  events.out.tfevents.*  checkpoints/  DONE
+config.json  plan.json  metrics.jsonl  events.out.tfevents.*  checkpoints/  DONE
 """
 
 import json
@@ -72,7 +72,9 @@ class MetricsLog:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(temporary, self._path)
         self._file = self._path.open("a", buffering=1)
-        self._events = SummaryWriter(str(directory), purge_step=step + 1 if step else None, write_to_disk=True)
+        self._events = SummaryWriter(
+            str(directory), purge_step=step + 1 if step else None, write_to_disk=True
+        )
 
     def write(self, step: int, values: dict[str, float | int]) -> None:
         """Appends one line `{"step": step, ...}` and the same scalars to TensorBoard."""

@@ -22,7 +22,9 @@ def make_mesh(cfg: MeshConfig, rows: int) -> Mesh:
     require(devices % cfg.fsdp == 0, "mesh.fsdp", cfg.fsdp, f"must divide the {devices} devices")
     data = cfg.data or devices // cfg.fsdp
     if data * cfg.fsdp > devices:
-        raise UserError(f"mesh.data={data}: mesh.data * mesh.fsdp={data * cfg.fsdp} exceeds the {devices} devices")
+        raise UserError(
+            f"mesh.data={data}: mesh.data * mesh.fsdp={data * cfg.fsdp} exceeds the {devices} devices"
+        )
     if rows % (data * cfg.fsdp):
         raise UserError(
             f"mesh.data={data}: mesh.data * mesh.fsdp={data * cfg.fsdp} must divide "
@@ -52,7 +54,9 @@ def state_shardings(mesh: Mesh, state):
         if size == 1 or leaf.ndim == 0 or not fits or not np.issubdtype(leaf.dtype, np.floating):
             return NamedSharding(mesh, PartitionSpec())
         widest = max(fits, key=lambda axis: leaf.shape[axis])
-        return NamedSharding(mesh, PartitionSpec(*("fsdp" if axis == widest else None for axis in range(leaf.ndim))))
+        return NamedSharding(
+            mesh, PartitionSpec(*("fsdp" if axis == widest else None for axis in range(leaf.ndim)))
+        )
 
     return jax.tree_util.tree_map_with_path(rule, state)
 

@@ -40,7 +40,9 @@ def from_params(params: Params, tx: optax.GradientTransformation, *, ema: bool) 
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), average, lineage, born)
 
 
-def create(model: ModelConfig, tx: optax.GradientTransformation, depth: int, seed, *, ema: bool) -> TrainState:
+def create(
+    model: ModelConfig, tx: optax.GradientTransformation, depth: int, seed, *, ema: bool
+) -> TrainState:
     """A fresh state of `depth` layers."""
     return from_params(init(model, jax.random.key(seed), depth), tx, ema=ema)
 
