@@ -8,12 +8,15 @@ Exit codes: 0 done; 2 something to mend in the command, config or files (one lin
 """
 
 import os
+import re
+import runpy
 import sys
+import traceback
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import flags
-from ml_collections import config_flags
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
 
 from depthgrow_jax.errors import Diverged, Preempted, UserError
 
@@ -23,6 +26,7 @@ config_flags.DEFINE_config_file(
 )
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config.")
+flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
 flags.DEFINE_bool("distributed", False, "Several processes: call jax.distributed.initialize() first.")
 
 
@@ -44,9 +48,12 @@ def _experiment():
 
 def plan() -> int:
     """Prints what every stage trains, copies and costs; runs nothing."""
-    from depthgrow_jax.experiment import plan_experiment
+    from depthgrow_jax.experiment import draw_stages, plan_experiment
 
-    print(plan_experiment(_experiment()))
+    experiment = _experiment()
+    print(plan_experiment(experiment))
+    if FLAGS.figure:
+        draw_stages(experiment, FLAGS.figure)
     return 0
 
 
@@ -67,15 +74,89 @@ def train() -> int:
 VERBS = {"train": train, "plan": plan}
 
 
+def _load(argument: str) -> ConfigDict:
+    """The config of a `--config` argument. Raises `UserError` saying what is wrong with the file, and where."""
+    path, *variant = argument.split(":", 1)
+    if not os.path.isfile(path):
+        raise UserError(f"--config={argument}: no such file; for example --config=configs/quickstart.py")
+    try:
+        names = runpy.run_path(path)
+        if "get_config" not in names:
+            raise UserError(f"--config={argument}: {path} has no function get_config()")
+        config = names["get_config"](*variant)
+    except UserError as error:
+        raise UserError(f"--config={argument}: {error}") from error
+    except Exception as error:  # a config file may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
+        line = error.lineno if isinstance(error, SyntaxError) else line
+        where = f" line {line}" if line else ""
+        legal = f"; legal: {', '.join(names['VARIANTS'])}" if not line and "VARIANTS" in names else ""
+        message = _first_line(error.msg if isinstance(error, SyntaxError) else error)
+        raise UserError(
+            f"--config={argument}: {path}{where}: {type(error).__name__}: {message}{legal}"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(
+            f"--config={argument}: get_config() returned {type(config).__name__}, not a ConfigDict"
+        )
+    return config
+
+
+def _first_line(message: object) -> str:
+    return (str(message).strip().splitlines() or ["no message"])[0]
+
+
+def _check_fields(config: ConfigDict, argv: list[str]) -> None:
+    """Raises `UserError` for the first `--config.a.b` in `argv` that is no field."""
+    for argument in argv:
+        override = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        group, path = config, override[1].split(".") if override else []
+        for i, name in enumerate(path):
+            if not isinstance(group, ConfigDict) or name not in group:
+                legal = (
+                    f"legal: {', '.join(group)}" if isinstance(group, ConfigDict) else "its group is a value"
+                )
+                raise UserError(f"{'.'.join(path[: i + 1])}: unknown field; {legal}")
+            group = group[name]
+
+
+def _wrong_value(config: ConfigDict, error: Exception) -> str:
+    """What an override that does not fit its field's type should have been."""
+    override = re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL)
+    if not override:
+        return _first_line(error)
+    value = config
+    for name in override[1].split("."):
+        value = value[name]
+    is_group = isinstance(value, ConfigDict)
+    legal = (
+        f"is a group of fields: {', '.join(value)}" if is_group else f"must be of type {type(value).__name__}"
+    )
+    return f"{override[1]}={override[2]!r}: {legal}"
+
+
 def _parse(argv: list[str]) -> str:
     """Reads the flags and returns the verb. Raises `UserError` for what absl or ml_collections refuse."""
+    # ml_collections describes a faulty config file or override in many lines: both are looked at first.
+    given = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
+    matches = [
+        (given.fullmatch(argument), following)
+        for argument, following in zip(argv, [*argv[1:], ""], strict=True)
+    ]
+    argument = next((m[1] if m[1] is not None else following for m, following in matches if m), None)
+    config = None if argument is None else _load(argument)
+    if config is not None:
+        _check_fields(config, argv)
     try:
         rest = FLAGS(argv)[1:]
-    except SystemExit:
-        raise
-    except Exception as error:  # a config file may raise anything; the line names what and where
-        message = str(error.args[0] if error.args else error).strip().split("\n")[0]
-        raise UserError(f"{message} ({type(error).__name__}; while reading the command line)") from error
+    except Exception as error:  # absl and ml_collections raise many kinds
+        message = _first_line(error) if config is None else _wrong_value(config, error)
+        raise UserError(message) from error
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(
+            logging.ERROR
+        )  # what the libraries warn of is not for the reader of a progress bar
     if len(rest) != 1 or rest[0] not in VERBS:
         raise UserError(f"expected one verb, got {' '.join(rest) or 'none'}; legal: {', '.join(VERBS)}")
     return rest[0]

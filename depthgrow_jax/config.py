@@ -127,6 +127,8 @@ def _checked(hint: Any, value: Any, field: str) -> Any:
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise UserError(f"{field}={value!r}: must be of type {hint.__name__}, not {type(value).__name__}")
+    # The command line turns "None" into text; where nothing is meant, the field is left empty.
+    require(value != "None", field, value, "is the word None; leave it empty for no value")
     if isinstance(value, float):
         require(math.isfinite(value), field, value, "must be a finite number")
     return value

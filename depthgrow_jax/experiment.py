@@ -1,19 +1,27 @@
 """The glue: from a parsed config to plans, runs and summaries. It alone knows every room."""
 
 import json
+import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from depthgrow_jax import growth
 from depthgrow_jax.config import Experiment, RunConfig, binding_fields, config_hash, to_dict, validate
 from depthgrow_jax.data import Corpus, load
-from depthgrow_jax.errors import Diverged
+from depthgrow_jax.errors import Diverged, UserError
 from depthgrow_jax.growth.cost import tree_bytes
+from depthgrow_jax.report.lineage import lineage_figure
 from depthgrow_jax.report.summary import write_summary
 from depthgrow_jax.train.loop import Run, RunSpec, finished
 from depthgrow_jax.train.optimizer import make_optimizer
-from depthgrow_jax.train.rundir import bind_config, open_directory, write_json
+from depthgrow_jax.train.rundir import (
+    bind_config,
+    check_config,
+    open_directory,
+    resolve_directory,
+    write_json,
+)
 from depthgrow_jax.train.state import abstract_state
 
 
@@ -74,6 +82,21 @@ def plan_experiment(experiment: Experiment) -> str:
     return "\n\n".join(blocks)
 
 
+def draw_stages(experiment: Experiment, path: str) -> None:
+    """Draws the stages of every arm that grows. Raises `UserError` if no arm does, or `path` cannot be written."""
+    arms = {
+        arm or cfg.name or "run": validate(cfg)
+        for (arm, _), cfg in experiment.runs.items()
+        if cfg.growth.operator != "none"
+    }
+    if not arms:
+        raise UserError("--figure: no arm of this config grows (growth.operator is none in all)")
+    try:
+        lineage_figure(arms, pathlib.Path(path).expanduser())
+    except OSError as error:
+        raise UserError(f"--figure={path}: cannot be written ({error.strerror})") from None
+
+
 def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], None]) -> Corpus:
     """The tokenised data of a run; runs that read the same data share it through `cache`."""
     key = json.dumps(
@@ -92,45 +115,61 @@ def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], N
     return cache[key]
 
 
+class _Job(NamedTuple):
+    arm: str
+    seed: int
+    cfg: RunConfig
+    name: str
+    directory: pathlib.Path
+
+    @property
+    def label(self) -> str:
+        return self.name if self.name != "." else (self.cfg.name or "run")
+
+
 def train_experiment(experiment: Experiment, workdir: str) -> int:
     """Runs every (arm, seed) that is not finished, in turn, and writes the summary and its figures.
 
-    Every run directory is checked against its config before the first one trains. Returns the exit code: 0, or
-    3 if a run diverged (the others are still run).
+    Directories, data, devices and starting points of all runs are checked before the first one trains or anything
+    is written. Returns the exit code: 0, or 3 if a run diverged (the others are still run).
 
     Raises `UserError` for anything the user can mend, `Preempted` when asked to stop.
     """
-    root = open_directory(workdir)
+    root = resolve_directory(workdir)
     jobs = []
     for (arm, seed), cfg in experiment.runs.items():
         name = run_name(experiment, arm, seed)
-        jobs.append((arm, seed, cfg, name, root / name))
-    # Another config in any of the directories is found before hours are spent in the first.
-    for _, _, cfg, _, directory in jobs:
-        open_directory(directory)
-        bind_config(directory, binding_fields(cfg), to_dict(cfg))
-
+        jobs.append(_Job(arm, seed, cfg, name, root / name))
+    # What would stop the last run is found before hours are spent in the first.
+    for job in jobs:
+        check_config(job.directory, binding_fields(job.cfg))
     corpora: dict[str, Corpus] = {}
+    runs: dict[str, Run] = {}
+    for job in jobs:
+        if finished(job.directory) is None:
+            corpus = load_corpus(job.cfg, corpora, lambda text: print(text, file=sys.stderr, flush=True))
+            runs[job.name] = Run(run_spec(job.cfg, job.label), corpus, job.directory)
+
     results: list[dict[str, Any]] = []
-    for arm, seed, cfg, name, directory in jobs:
-        label = name if name != "." else (cfg.name or "run")
-        result = finished(directory)
+    for job in jobs:
+        result = finished(job.directory)
         if result is None:
-            corpus = load_corpus(cfg, corpora, lambda text: print(text, file=sys.stderr, flush=True))
-            spec = run_spec(cfg, label)
-            write_json(directory / "plan.json", spec.plan)
+            run = runs[job.name]
+            open_directory(job.directory)
+            bind_config(job.directory, binding_fields(job.cfg), to_dict(job.cfg))
+            write_json(job.directory / "plan.json", run.spec.plan)
             try:
-                result = Run(spec, corpus, directory).train()
+                result = run.train()
             except Diverged as error:
-                print(f"error: {label}: {error}", file=sys.stderr, flush=True)
+                print(f"error: {job.label}: {error}", file=sys.stderr, flush=True)
                 result = {"diverged": str(error)}
         else:
-            print(f"{label}: already done, not run again", file=sys.stderr, flush=True)
+            print(f"{job.label}: already done, not run again", file=sys.stderr, flush=True)
         entry = {
-            "arm": arm or cfg.name or "run",
-            "seed": seed,
-            "directory": name,
-            "operator": cfg.growth.operator,
+            "arm": job.arm or job.cfg.name or "run",
+            "seed": job.seed,
+            "directory": job.name,
+            "operator": job.cfg.growth.operator,
         }
         results.append(entry | result)
     print(write_summary(root, results))

@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import install_import_hook
 
 # Shape annotations are checked while tests run, and cost nothing otherwise.
@@ -21,3 +22,32 @@ def getkey():
     """A function that gives a new PRNG key at every call, the same sequence in every test."""
     count = iter(range(10**6))
     return lambda: jax.random.fold_in(jax.random.key(20251208), next(count))
+
+
+@pytest.fixture(scope="session")
+def compile_cache_dir(tmp_path_factory):
+    """Where executables are kept while the tests run."""
+    return tmp_path_factory.mktemp("executables")
+
+
+@pytest.fixture
+def compile_cache(compile_cache_dir, monkeypatch):
+    """Programs compiled once are loaded from disk after that, in this process and in those it starts.
+
+    A train step costs seconds to compile and milliseconds to run: tests train the same tiny runs again and
+    again.
+    """
+    settings = {
+        "jax_compilation_cache_dir": str(compile_cache_dir),
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        monkeypatch.setenv(name.upper(), str(value))
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -38,7 +38,7 @@ def activation_bytes(cfg: ModelConfig, depth: int, batch: int, sequence_length: 
     4 of N H + K H, 4 (`gelu`: 3) of F, and the attention weights twice (N S); with `remat` only the stream
     that enters the layer, plus one layer's worth of the above. The head holds logits and their gradient.
     """
-    size = 2 if cfg.dtype in ("bfloat16", "float16") else 4
+    size = 2 if cfg.dtype == "bfloat16" else 4
     heads = cfg.heads * cfg.head_width + cfg.num_kv_heads * cfg.head_width
     inner = 6 * cfg.width + 4 * heads + (4 if cfg.mlp == "swiglu" else 3) * cfg.mlp_dim
     layer = size * inner + 8 * cfg.heads * sequence_length

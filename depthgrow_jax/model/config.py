@@ -14,7 +14,7 @@ MLPS = ("swiglu", "gelu")
 RESIDUAL_SCALINGS = ("none", "depth", "learned")
 ROPE_SCALINGS = ("none", "linear", "llama3")
 REMATS = ("none", "full", "dots")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,8 @@ def rotation(
     cfg: ModelConfig, positions: Int[Array, "*batch T"]
 ) -> tuple[Float[Array, "*batch T 1 half"], Float[Array, "*batch T 1 half"]]:
     """Cosines and sines, float32, that turn the pairs of a head at each position."""
-    angle = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(cfg)
+    frequency = inverse_frequencies(cfg).reshape((1,) * (positions.ndim + 1) + (-1,))
+    angle = positions[..., None, None].astype(jnp.float32) * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
 

@@ -5,6 +5,7 @@ what they are (step, stage, depth, lineage, config hash). The JSON is read first
 restored into shapes built for the depth it names.
 """
 
+import copy
 import json
 import pathlib
 from typing import Any
@@ -46,6 +47,7 @@ class Checkpoints:
             cleanup_tmp_directories=writable,
             create=writable,
             read_only=not writable,
+            save_interval_steps=int(writable),
         )
         self.directory = directory
         self._manager = ocp.CheckpointManager(
@@ -75,6 +77,8 @@ class Checkpoints:
         """
         args = {name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()}
         try:
+            for name, tree in abstract.items():
+                self._check_stored(step, name, tree)
             items = self._manager.restore(step, args=ocp.args.Composite(**args))
             restored = {name: items[name] for name in abstract}
             check_like(restored, abstract, "checkpoint")
@@ -85,12 +89,27 @@ class Checkpoints:
             ) from error
         return restored
 
+    def _check_stored(self, step: int, name: str, abstract: Any) -> None:
+        """Raises `ValueError` unless the item is stored in these shapes and dtypes: Orbax would cast in silence."""
+        path = self.directory.absolute() / str(step) / name
+        stored = _described(ocp.StandardCheckpointHandler().metadata(path).tree)
+        wanted = _described(abstract)
+        for leaf in sorted(stored.keys() | wanted.keys()):
+            if stored.get(leaf) != wanted.get(leaf):
+                raise ValueError(f"{name}.{leaf} is {stored.get(leaf)}, must be {wanted.get(leaf)}")
+
     def save(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> None:
         """Starts writing a step; returns when the arrays are copied. Raises `RuntimeError` if it is refused."""
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-        args["meta"] = ocp.args.JsonSave(meta)
-        if not self._manager.save(step, args=ocp.args.Composite(**args), force=True):
-            raise RuntimeError(f"{self.directory}: step {step} was not saved; latest is {self.latest()}")
+        # A copy: the JSON is written in the background, while the run's sums and clocks go on.
+        args["meta"] = ocp.args.JsonSave(copy.deepcopy(meta))
+        refused = f"{self.directory}: step {step} was not saved; latest is {self.latest()}"
+        try:
+            saved = self._manager.save(step, args=ocp.args.Composite(**args), force=True)
+        except ocp.checkpoint_manager.StepAlreadyExistsError as error:
+            raise RuntimeError(refused) from error
+        if not saved:
+            raise RuntimeError(refused)
 
     def wait(self) -> None:
         """Returns when everything saved is complete on disk; raises what went wrong in the background."""
@@ -101,6 +120,16 @@ class Checkpoints:
         """Waits and releases the directory."""
         self.wait()
         self._manager.close()
+
+
+def _described(tree: Any) -> dict[str, str]:
+    """`{"layers.mlp.up.kernel": "float32[3, 16, 32]"}`, alike for containers stored and live."""
+    return {
+        ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path): (
+            f"{leaf.dtype}{list(leaf.shape)}"
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:

@@ -36,7 +36,7 @@ from depthgrow_jax.train.config import (
 from depthgrow_jax.train.objective import SpecialTokens
 from depthgrow_jax.train.optimizer import make_optimizer
 from depthgrow_jax.train.progress import Progress
-from depthgrow_jax.train.rundir import MetricsLog, read_json, read_metrics, write_json
+from depthgrow_jax.train.rundir import MetricsLog, read_json, read_metrics, started, write_json
 from depthgrow_jax.train.signals import StopRequest
 from depthgrow_jax.train.step import GROWTH, StepConfig, make_eval_step, make_train_step
 
@@ -114,7 +114,10 @@ class Run:
     """One run in one process. `train` is its whole interface; the parts are methods for the reader's sake."""
 
     def __init__(self, spec: RunSpec, batches: Batches, directory: pathlib.Path):
-        """Sets up everything that needs no device memory. Raises `UserError` for devices that do not fit."""
+        """Sets up what needs no device memory, and writes nothing.
+
+        Raises `UserError` for devices that do not fit and for an `init_from` that cannot be used.
+        """
         self.spec, self.batches, self.directory = spec, batches, directory
         self.total = spec.train.steps
         self.mesh = sharding.make_mesh(spec.mesh, spec.train.batch_size // spec.train.accumulation)
@@ -127,9 +130,9 @@ class Run:
         self.process = {"process_index": jax.process_index(), "process_count": jax.process_count()}
         self.is_main = jax.process_index() == 0
         self.compilations = 0
-        self.checkpoints = Checkpoints(
-            directory / "checkpoints", keep=spec.checkpoint.keep, keep_steps=(*events, self.total)
-        )
+        self.keep_steps = (*events, self.total)
+        if spec.init_from.path and not started(directory):
+            self._other_checkpoint()
 
     # ---- starting -----------------------------------------------------------------------------------------
 
@@ -180,8 +183,8 @@ class Run:
                 "restore the files or use another workdir"
             )
 
-    def _from_other_run(self) -> states.TrainState:
-        """Parameters, or all, of another run's checkpoint, at step 0."""
+    def _other_checkpoint(self) -> tuple[Checkpoints, int, dict[str, Any]]:
+        """The checkpoints that `init_from` names, the step to take, and its meta."""
         source, depth = self.spec.init_from, self.spec.stages[0].depth
         directory = pathlib.Path(source.path).expanduser() / "checkpoints"
         if not directory.is_dir():
@@ -196,6 +199,12 @@ class Run:
                 f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at depth "
                 f"{depth}; set growth.start_depth={meta['depth']}, or name another of the steps {other.steps()}"
             )
+        return other, step, meta
+
+    def _from_other_run(self) -> states.TrainState:
+        """Parameters, or all, of another run's checkpoint, at step 0."""
+        source, depth = self.spec.init_from, self.spec.stages[0].depth
+        other, step, meta = self._other_checkpoint()
         abstract = self._abstract(depth, len(meta["lineage"]))
         items = states.to_items(abstract)
         if source.what == "params":
@@ -302,6 +311,9 @@ class Run:
           Diverged: a loss or gradient that is not finite; nothing is saved after it.
           Preempted: asked to stop; the state is saved.
         """
+        self.checkpoints = Checkpoints(
+            self.directory / "checkpoints", keep=self.spec.checkpoint.keep, keep_steps=self.keep_steps
+        )
         state, meta = self._start()
         step, stage = meta["step"], meta["stage"]
         self.saved = step if self.checkpoints.latest() is not None else None
@@ -323,13 +335,18 @@ class Run:
                     if step >= self.total:
                         break
                     state, step = self._train_stage(state, step, stage, stop)
-            self.checkpoints.wait()
+                # Asked during the last step: this run still finishes, whatever would follow it does not start.
+                self.checkpoints.wait()
+                stops = stop.asked(step)
         finally:
             self.progress.close()
             if self.log:
                 self.log.close()
             self.checkpoints.close()
-        return self._finish(state, stage)
+        result = self._finish(state, stage)
+        if stops:
+            raise Preempted(f"{self.directory}: finished, then stopped as asked; the same command goes on")
+        return result
 
     def _train_stage(self, state, step: int, stage: int, stop: StopRequest):
         """Steps `step..` of one stage; returns the state before growth, saved, and its step."""

@@ -28,9 +28,18 @@ def read_json(path: pathlib.Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
+def resolve_directory(path: str | pathlib.Path) -> pathlib.Path:
+    """The absolute path; nothing is created. Raises `UserError` if a file is in the way."""
+    directory = pathlib.Path(path).expanduser().absolute()
+    for part in (directory, *directory.parents):
+        if part.exists() and not part.is_dir():
+            raise UserError(f"workdir={str(path)!r}: {part} is a file; must be a directory or a new path")
+    return directory
+
+
 def open_directory(path: str | pathlib.Path) -> pathlib.Path:
     """Creates the directory. Raises `UserError` if it cannot be one."""
-    directory = pathlib.Path(path).expanduser().absolute()
+    directory = resolve_directory(path)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -40,23 +49,36 @@ def open_directory(path: str | pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def bind_config(directory: pathlib.Path, fields: dict[str, Any], full: dict[str, Any]) -> None:
-    """Writes `config.json`, or checks that the one there agrees in every binding field.
+def started(directory: pathlib.Path) -> bool:
+    """Whether the directory holds anything of a run that a change of config would spoil."""
+    begun = any((directory / name).exists() for name in ("metrics.jsonl", "DONE"))
+    return begun or any((directory / "checkpoints").glob("[0-9]*"))
 
-    Args:
-      fields: flat fields that must not change; stored under `binding`.
-      full: the whole config, stored under `config` (the newest one: its free fields may differ).
+
+def check_config(directory: pathlib.Path, fields: dict[str, Any]) -> None:
+    """Refuses to go on with a run that was started with other values of the binding `fields`.
 
     Raises `UserError` naming the fields that differ, with both values.
     """
     path = directory / "config.json"
-    if path.exists():
-        stored = read_json(path).get("binding", {})
-        differing = sorted(name for name in {*stored, *fields} if stored.get(name) != fields.get(name))
-        if differing:
-            shown = "; ".join(f"{n} was {stored.get(n)!r}, now {fields.get(n)!r}" for n in differing)
-            raise UserError(f"{directory}: holds a run of another config ({shown}); use another workdir")
-    write_json(path, {"binding": fields, "config": full})
+    if not path.exists() or not started(directory):
+        return
+    stored = read_json(path).get("binding", {})
+    differing = sorted(name for name in {*stored, *fields} if stored.get(name) != fields.get(name))
+    if differing:
+        shown = "; ".join(f"{n} was {stored.get(n)!r}, now {fields.get(n)!r}" for n in differing)
+        raise UserError(f"{directory}: holds a run of another config ({shown}); use another workdir")
+
+
+def bind_config(directory: pathlib.Path, fields: dict[str, Any], full: dict[str, Any]) -> None:
+    """Writes `config.json`, after `check_config`.
+
+    Args:
+      fields: flat fields that must not change; stored under `binding`.
+      full: the whole config, stored under `config` (the newest one: its free fields may differ).
+    """
+    check_config(directory, fields)
+    write_json(directory / "config.json", {"binding": fields, "config": full})
 
 
 class MetricsLog:
@@ -73,7 +95,10 @@ class MetricsLog:
         os.replace(temporary, self._path)
         self._file = self._path.open("a", buffering=1)
         self._events = SummaryWriter(
-            str(directory), purge_step=step + 1 if step else None, write_to_disk=True
+            str(directory),
+            purge_step=step + 1 if step else None,
+            filename_suffix=f".{step}",  # the name's own clock counts seconds: a quick resume must not overwrite
+            write_to_disk=True,
         )
 
     def write(self, step: int, values: dict[str, float | int]) -> None:

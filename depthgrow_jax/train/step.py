@@ -91,7 +91,7 @@ def make_train_step(
         if ema is not None:
             decay = cfg.train.ema_decay
             ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, ema, params)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "learning_rate": rate}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "learning_rate": rate}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), metrics
 
     return train_step
