@@ -12,6 +12,7 @@ import re
 import runpy
 import sys
 import traceback
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -126,7 +127,7 @@ def _wrong_value(config: ConfigDict, error: Exception) -> str:
     override = re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL)
     if not override:
         return _first_line(error)
-    value = config
+    value: Any = config
     for name in override[1].split("."):
         value = value[name]
     is_group = isinstance(value, ConfigDict)

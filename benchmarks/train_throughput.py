@@ -20,8 +20,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
-SHAPE = dict(width=256, heads=4, mlp_dim=768, vocab_size=4096)
+SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "mlp_dim": 768, "vocab_size": 4096}
 DEPTHS = (2, 4, 6, 8)
 BATCH, LENGTH = 8, 256
 CONTENDERS = ("depthgrow", "depthgrow unrolled", "torch eager", "torch.compile")
@@ -101,7 +103,7 @@ def torch_steps(compiled: bool):
             max_position_embeddings=LENGTH,
             tie_word_embeddings=True,
             use_cache=False,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
         )
         model = LlamaForCausalLM(config)
         forward = torch.compile(model) if compiled else model
@@ -172,7 +174,7 @@ class Contender:
         self.process.wait()
 
 
-def grown_seconds(seconds: dict[int, float]) -> float:
+def grown_seconds(seconds: Mapping[int, float]) -> float:
     """Mean seconds a step of the LIDAS run, PROP-1: stage i of k takes i / (1 + ... + k) of the steps."""
     weights = range(1, len(DEPTHS) + 1)
     return sum(w * seconds[depth] for w, depth in zip(weights, DEPTHS, strict=True)) / sum(weights)

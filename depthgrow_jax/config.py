@@ -89,7 +89,7 @@ def base_config(preset: str = "") -> ConfigDict:
         cfg = dataclasses.replace(cfg, name=preset, depth=depth, model=architecture)
     fields = to_dict(cfg)
     del fields["seed"]
-    config = ConfigDict({**fields, "seeds": (0,), "arms": {}})
+    config: Any = ConfigDict({**fields, "seeds": (0,), "arms": {}})
     config.data.mixture = ConfigDict()
     return config.lock()
 
@@ -118,7 +118,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "") -> Any:
 
 
 def _checked(hint: Any, value: Any, field: str) -> Any:
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         require(isinstance(value, dict), field, value, "must be a group of fields")
         return from_dict(hint, value, f"{field}.")
     if isinstance(hint, types.GenericAlias):

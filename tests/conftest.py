@@ -24,6 +24,19 @@ def getkey():
     return lambda: jax.random.fold_in(jax.random.key(20251208), next(count))
 
 
+@pytest.fixture
+def place(tmp_path):
+    """A directory with texts, a home, and `run.py`, a config that `launch.py` can train in no time."""
+    from toys import write_config  # not before the hook above: it imports the project
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number:02d}.txt").write_text(f"text number {number} " * 20)
+    write_config(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def compile_cache_dir(tmp_path_factory):
     """Where executables are kept while the tests run."""

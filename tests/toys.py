@@ -1,10 +1,11 @@
 """Tiny runs for tests: a corpus made of a formula, run specs of a few layers, and how to compare runs.
 
-Run as a program (`python tests/toys.py JOBS.json`) it trains each job in turn in a fresh process and prints the
-outcomes as JSON.
+Run as a program (`python tests/toys.py JOBS.json`) it trains each job in turn in a fresh process and prints
+the outcomes as JSON.
 """
 
 import json
+import math
 import os
 import pathlib
 import signal
@@ -19,8 +20,10 @@ from depthgrow_jax.config import RunConfig, from_dict
 from depthgrow_jax.errors import Preempted
 from depthgrow_jax.experiment import run_spec
 from depthgrow_jax.train.checkpoints import Checkpoints
+from depthgrow_jax.train.config import OptimizerConfig
 from depthgrow_jax.train.loop import Run
 from depthgrow_jax.train.rundir import read_metrics
+from depthgrow_jax.train.signals import StopRequest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SEPARATOR, MASK, VOCABULARY = 29, 30, 31
@@ -71,6 +74,32 @@ TINY = {
 }
 
 
+CONFIG_FILE = """
+from depthgrow_jax.config import base_config
+
+def get_config():
+    config = base_config()
+    config.name = "launched"
+    config.depth = 2
+    config.model.update(vocab_size=258, width=16, heads=2, mlp_dim=32)
+    config.growth.update(block_size=1)
+    config.data.update(source="files", path="{texts}", cache_dir="{cache}")
+    config.data.update(tokenizer="bytes", validation_fraction=0.2)
+    config.train.update(steps=4, batch_size=2, sequence_length=8, log_every=1, eval_every=0, eval_batches=1)
+    config.optimizer.warmup_steps = 1
+    config.checkpoint.every = 2
+    config.mesh.data = 1
+    {more}
+    return config
+"""
+
+
+def write_config(place: pathlib.Path, more: str = "") -> None:
+    """`run.py` in `place`: a config of a run that takes no time, on the texts in `place/texts`."""
+    text = CONFIG_FILE.format(texts=place / "texts", cache=place / "cache", more=more)
+    (place / "run.py").write_text(text)
+
+
 def merged(base: dict, changes: dict) -> dict:
     """`base` with nested `changes`."""
     out = dict(base)
@@ -90,14 +119,41 @@ def tiny_run(directory: pathlib.Path, cfg: RunConfig, at_step: dict | None = Non
     return Run(run_spec(cfg, "tiny"), ToyBatches(cfg.train.sequence_length, at_step), directory)
 
 
-def stop_at(step: int) -> Callable:
-    """A replacement for `StopRequest.asked` that asks to stop after exactly `step` steps."""
-    return lambda self, done: done == step
+_asked = StopRequest.asked
 
 
-def interrupt() -> None:
-    """SIGTERM to this very process."""
-    os.kill(os.getpid(), signal.SIGTERM)
+def stop_after(step: int | None) -> Callable:
+    """A replacement for `StopRequest.asked` in which one real SIGTERM arrives after `step` steps."""
+    pending = [step]
+
+    def asked(self, done):
+        if done in pending:
+            pending.remove(done)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return _asked(self, done)
+
+    return asked
+
+
+def planned_rate(cfg: OptimizerConfig, total: int, step: int, events=(), rewarmup: int = 0) -> float:
+    """Rate of the update after `step` finished steps, from the definitions (float64, branch by branch)."""
+    final, peak, warmup = cfg.final_fraction, cfg.learning_rate, cfg.warmup_steps
+    if step < warmup:
+        rate = peak * (step + 1) / warmup
+    elif cfg.schedule == "constant":
+        rate = peak
+    elif cfg.schedule == "wsd":
+        begin = total - cfg.decay_steps
+        shape = 1.0 if step < begin else 1 - math.sqrt((step - begin) / cfg.decay_steps)
+        rate = peak * (final + (1 - final) * shape)
+    else:
+        over = (step - warmup) / (total - warmup)
+        shape = 1 - over if cfg.schedule == "linear" else (1 + math.cos(math.pi * over)) / 2
+        rate = peak * (final + (1 - final) * shape)
+    last = max((event for event in events if event <= step), default=None)
+    if rewarmup and last is not None:
+        rate *= min(1.0, (step - last + 1) / rewarmup)
+    return rate
 
 
 def lines_of(directory: pathlib.Path) -> list[str]:
@@ -137,7 +193,7 @@ def assert_same_run(directory: pathlib.Path, other: pathlib.Path, step: int) -> 
 
 
 def in_fresh_process(jobs: list[dict], folder: pathlib.Path, devices: int = 8) -> list[dict]:
-    """Runs jobs `{"directory": ..., "changes": {...}, "stop": step or None}` one after another in one new process."""
+    """Runs jobs `{"directory", "changes", "stop": step or None}` one after another in one new process."""
     request = folder / "jobs.json"
     request.write_text(json.dumps(jobs))
     done = subprocess.run(
@@ -154,11 +210,9 @@ def in_fresh_process(jobs: list[dict], folder: pathlib.Path, devices: int = 8) -
 
 
 def _main(request: str) -> None:
-    from depthgrow_jax.train.signals import StopRequest
-
     outcomes = []
     for job in json.loads(pathlib.Path(request).read_text()):
-        StopRequest.asked = stop_at(job.get("stop"))
+        StopRequest.asked = stop_after(job.get("stop"))
         run = tiny_run(pathlib.Path(job["directory"]), tiny_config(**job["changes"]))
         try:
             outcomes.append(run.train())

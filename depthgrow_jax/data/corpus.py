@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grain
 import numpy as np
@@ -69,7 +69,7 @@ class Corpus:
         require(seed >= 0, "seed", seed, "must be 0 or more")
         rows = _rows(batch_size, process_index, process_count)
         stream = _stream([c.train for c in self.components], self.components, seed, epochs=None)
-        return np.stack([stream[step * batch_size + row] for row in rows])
+        return _gather(stream, (step * batch_size + row for row in rows))
 
     def validation_batches(
         self, batch_size: int, max_batches: int, *, process_index: int = 0, process_count: int = 1
@@ -84,7 +84,7 @@ class Corpus:
         rows = _rows(batch_size, process_index, process_count)
         stream = self._validation_stream(batch_size)
         count = min(max_batches, len(stream) // batch_size)
-        return (np.stack([stream[b * batch_size + row] for row in rows]) for b in range(count))
+        return (_gather(stream, (b * batch_size + row for row in rows)) for b in range(count))
 
     def check_batches(self, batch_size: int) -> None:
         """Raises `UserError` where a split holds fewer sequences than one batch takes of it."""
@@ -99,7 +99,7 @@ class Corpus:
                 )
         self._validation_stream(batch_size)
 
-    def _validation_stream(self, batch_size: int) -> grain.MapDataset:
+    def _validation_stream(self, batch_size: int) -> grain.MapDataset[np.ndarray]:
         stream = _stream([c.validation for c in self.components], self.components, _VALIDATION_SEED, epochs=1)
         if len(stream) < batch_size:
             held = ", ".join(f"{c.name} {len(c.validation)}" for c in self.components)
@@ -171,7 +171,7 @@ def load(
 
 def _stream(
     splits: Sequence[Windows], parts: Sequence[Component], seed: int, epochs: int | None
-) -> grain.MapDataset:
+) -> grain.MapDataset[np.ndarray]:
     """The sequences of `splits`, mixed by share, in the order of `seed`; `epochs=None` repeats for ever."""
     shuffled = []
     for k, split in enumerate(splits):
@@ -182,6 +182,10 @@ def _stream(
     if len(shuffled) == 1:
         return shuffled[0]
     return grain.MapDataset.mix(shuffled, weights=[part.share for part in parts])
+
+
+def _gather(stream: grain.MapDataset[np.ndarray], rows: Iterable[int]) -> np.ndarray:
+    return np.stack([np.asarray(stream[row]) for row in rows])
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> range:

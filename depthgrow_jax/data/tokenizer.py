@@ -32,10 +32,17 @@ class Tokenizer(Protocol):
     `fingerprint` changes whenever any text could be encoded otherwise.
     """
 
-    vocab_size: int
-    separator_id: int
-    mask_id: int
-    fingerprint: str
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def separator_id(self) -> int: ...
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -25,9 +25,10 @@ class GrowthConfig:
       stack_factor: how many times `stack` repeats the whole stack at an event.
       sources: `explicit`: one source map for each event, a tuple of tuples.
       init: parameters of the inserted layers: `copy` (the papers), `identity` (a copy whose last
-        linear maps are zero: the event leaves the function unchanged), `random` (fresh).
-      optimizer: optimizer state of the inserted layers: `copy` (the papers), `zero` (moments and
-        count of the inserted layers zero, the rest kept), `reset` (everything as freshly initialised).
+        linear maps are zero: the event leaves the function unchanged, except that old layers whose
+        position or depth has changed get the `pre_lns` or `depth` factors of the new one), `random` (fresh).
+      optimizer: optimizer state of the inserted layers: `copy` (the papers), `zero` (as freshly initialised,
+        moments and count zero; the rest kept), `reset` (everything as freshly initialised).
       schedule: lengths of the stages: `prop` (proportional to i**alpha, i counted from 1), `equal`
         (alpha 0), `explicit` (`boundaries`).
       alpha: exponent of `prop`.

@@ -34,15 +34,19 @@ def flops_per_token(cfg: ModelConfig, depth: int, sequence_length: int) -> int:
 def activation_bytes(cfg: ModelConfig, depth: int, batch: int, sequence_length: int) -> int:
     """Estimated bytes that a training step holds besides state and gradients.
 
-    Per token and layer, kept for the backward pass without rematerialisation: about 6 streams of width D,
-    4 of N H + K H, 4 (`gelu`: 3) of F, and the attention weights twice (N S); with `remat` only the stream
-    that enters the layer, plus one layer's worth of the above. The head holds logits and their gradient.
+    Per token, one layer's backward pass without rematerialisation needs about 6 streams of width D, 4 of
+    N H + K H, 4 (`gelu`: 3) of F, and the attention weights twice (N S). Kept for every layer: all of that;
+    with `remat` `full` only the stream that enters the layer; with `dots` the results of its projections too.
+    One more layer's worth is held while that layer is differentiated. The head holds logits and their
+    gradient. The tests hold this within a factor of 1.5 of XLA's buffers on CPU, in float32.
     """
     size = 2 if cfg.dtype == "bfloat16" else 4
-    heads = cfg.heads * cfg.head_width + cfg.num_kv_heads * cfg.head_width
-    inner = 6 * cfg.width + 4 * heads + (4 if cfg.mlp == "swiglu" else 3) * cfg.mlp_dim
+    query, key = cfg.heads * cfg.head_width, cfg.num_kv_heads * cfg.head_width
+    inner = 6 * cfg.width + 4 * (query + key) + (4 if cfg.mlp == "swiglu" else 3) * cfg.mlp_dim
     layer = size * inner + 8 * cfg.heads * sequence_length
-    stack = depth * layer if cfg.remat == "none" else depth * size * cfg.width + layer
+    projections = query + 2 * key + cfg.width + (2 if cfg.mlp == "swiglu" else 1) * cfg.mlp_dim
+    kept = {"none": layer, "full": size * cfg.width, "dots": size * (cfg.width + projections)}[cfg.remat]
+    stack = depth * kept + layer
     head = 8 * cfg.vocab_size
     return batch * sequence_length * (stack + head)
 

@@ -85,8 +85,8 @@ def grow_params(
     """Parameters of depth `event.depth`; leaves `[L, ...]` of the layers become `[event.depth, ...]`.
 
     Args:
-      init: `copy`, `identity` (inserted layers silenced, the function is unchanged), or `random` (inserted
-        layers drawn anew from `key`).
+      init: `copy`, `identity` (inserted layers silenced, the function is unchanged but for factors that
+        follow the new positions), or `random` (inserted layers drawn anew from `key`).
     """
     grown = take_layers(params, event.source, depth_of(params))
     layers = grown["layers"]
@@ -116,8 +116,9 @@ def grow_optimizer(
 
     Args:
       depth: the old depth.
-      mode: `copy` (inserted layers inherit the state of their source), `zero` (their moments and, where the
-        optimizer keeps one for each layer, their counts are zero), `reset` (`tx.init(params)`).
+      mode: `copy` (inserted layers inherit the state of their source), `zero` (their state is that of a fresh
+        optimizer: zero moments and, where it keeps one for each layer, a zero count), `reset`
+        (`tx.init(params)`).
 
     Raises:
       ValueError: a leaf that does not have the shape and dtype of a fresh `tx.init(params)`; names its path.
@@ -126,12 +127,12 @@ def grow_optimizer(
         return tx.init(params)
     grown = take_layers(opt_state, event.source, depth)
     if mode == "zero":
-
-        def clear(keys, leaf):
+        # Not literally zeros: Muon keeps the coefficients of its iteration in the state.
+        def clear(keys, fresh, leaf):
             stacked = "layers" in _path(keys) and leaf.ndim > 0 and leaf.shape[0] == event.depth
-            return _where_new(event.new, jnp.zeros_like(leaf), leaf) if stacked else leaf
+            return _where_new(event.new, fresh, leaf) if stacked else leaf
 
-        grown = jax.tree_util.tree_map_with_path(clear, grown)
+        grown = jax.tree_util.tree_map_with_path(clear, tx.init(params), grown)
     check_like(grown, jax.eval_shape(tx.init, params), "optimizer state")
     return grown
 
@@ -162,19 +163,24 @@ def grow(
     """The state after a growth event, at the same step.
 
     Embedding, head, and everything without a layer axis carry over; the layers, their optimizer state and
-    moving average follow `event.source`. `init` and `optimizer` as in `grow_params` and `grow_optimizer`.
+    moving average follow `event.source`. The result shares no buffer with `state`. `init` and `optimizer` as
+    in `grow_params` and `grow_optimizer`.
 
     Raises:
-      ValueError: a leaf of the grown state that a fresh state would not have; `event.source` out of range.
+      ValueError: an optimizer state, given or grown, of which `tx.init` would make another; `event.source`
+        out of range.
     """
     depth = depth_of(state.params)
     if not all(0 <= layer < depth for layer in event.source):
         raise ValueError(f"source map {event.source} names a layer that a depth-{depth} stack lacks")
+    if optimizer != "reset":
+        check_like(state.opt_state, jax.eval_shape(tx.init, state.params), "optimizer state")
     source = jnp.asarray(event.source, jnp.int32)
     params = grow_params(state.params, event, model=model, init=init, key=key)
     ema = state.ema and grow_params(state.ema, event, model=model, init=init, key=key)
     ancestors = jnp.concatenate([state.lineage[:, source], jnp.arange(event.depth, dtype=jnp.int32)[None]])
     return state.replace(
+        step=jnp.copy(state.step),
         params=params,
         ema=ema,
         opt_state=grow_optimizer(state.opt_state, event, depth, params, tx=tx, mode=optimizer),

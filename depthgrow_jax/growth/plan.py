@@ -110,7 +110,7 @@ def format_plan(plan: dict[str, Any]) -> str:
         "share",
         "peak",
     )
-    table = [columns]
+    table: list[tuple[str, ...]] = [columns]
     for row in plan["stages"]:
         size, bytes_name = scaled(row["peak_bytes"], BYTE_UNITS)
         copied = [row["source"][i] for i in row["inserted"]] if row["source"] else []
@@ -130,8 +130,9 @@ def format_plan(plan: dict[str, Any]) -> str:
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
     lines += [
-        f"total {plan['flops'] / unit:.3f} {flops_name} over {plan['tokens']:,} tokens; static at the final depth "
-        f"{plan['static_flops'] / unit:.3f} {flops_name}; saving {plan['saving']:.1%} "
+        f"total {plan['flops'] / unit:.3f} {flops_name} over {plan['tokens']:,} tokens; "
+        f"static at the final depth {plan['static_flops'] / unit:.3f} {flops_name}; "
+        f"saving {plan['saving']:.1%} "
         f"({plan['static_flops'] / plan['flops']:.3f}x)",
         f"{plan['compilations']} compilations of the train step; peak is an estimate over all devices",
     ]

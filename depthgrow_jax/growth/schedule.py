@@ -1,5 +1,6 @@
 """Stages: at which depth each step of a run is trained."""
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def stage_lengths(cfg: GrowthConfig, stages: int, total_steps: int) -> list[int]
     """
     if cfg.schedule == "explicit":
         marks = (0, *cfg.boundaries, total_steps)
-        return [after - before for before, after in zip(marks, marks[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(marks)]
     scheduled = cfg.steps or total_steps
     alpha = cfg.alpha if cfg.schedule == "prop" else 0.0
     weights = [float(i) ** alpha for i in range(1, stages + 1)]
@@ -71,9 +72,8 @@ def plan_stages(cfg: GrowthConfig, depth: int, total_steps: int) -> tuple[Stage,
             cfg.steps <= total_steps, "growth.steps", cfg.steps, f"must not exceed train.steps={total_steps}"
         )
         if cfg.schedule == "prop":
-            require(
-                0 <= cfg.alpha < math.inf, "growth.alpha", cfg.alpha, "must be a finite number, 0 or more"
-            )
+            # Beyond that the first stages have no steps, and i**alpha leaves the floats.
+            require(0 <= cfg.alpha <= 100, "growth.alpha", cfg.alpha, "must lie in [0, 100]")
         if cfg.schedule == "explicit":
             require(
                 len(cfg.boundaries) == len(events),

@@ -94,8 +94,8 @@ def block_events(operator: str, start: int, final: int, block_size: int) -> list
     if final < start or (final - start) % block_size:
         legal = _around(final, lambda d: d >= start and (d - start) % block_size == 0)
         raise UserError(
-            f"depth={final}: {operator} from depth {start} with growth.block_size={block_size} cannot reach it; "
-            f"legal depths: {legal}"
+            f"depth={final}: {operator} from depth {start} with growth.block_size={block_size} "
+            f"cannot reach it; legal depths: {legal}"
         )
     return [BLOCK_OPERATORS[operator](depth, block_size) for depth in range(start, final, block_size)]
 

@@ -5,6 +5,7 @@ Depth is deliberately absent: it is the length of the leading axis of `params["l
 """
 
 import dataclasses
+from typing import Any
 
 from depthgrow_jax.errors import require, require_choice
 
@@ -88,10 +89,10 @@ class ModelConfig:
         return self.head_dim or self.width // self.heads
 
 
-PRESETS = {
-    "smollm_135m": (30, dict(width=576, heads=9, kv_heads=3, mlp_dim=1536)),
-    "smollm_360m": (32, dict(width=960, heads=15, kv_heads=5, mlp_dim=2560)),
-    "smollm_1b7": (24, dict(width=2048, heads=32, kv_heads=32, mlp_dim=8192)),
+PRESETS: dict[str, tuple[int, dict[str, Any]]] = {
+    "smollm_135m": (30, {"width": 576, "heads": 9, "kv_heads": 3, "mlp_dim": 1536}),
+    "smollm_360m": (32, {"width": 960, "heads": 15, "kv_heads": 5, "mlp_dim": 2560}),
+    "smollm_1b7": (24, {"width": 2048, "heads": 32, "kv_heads": 32, "mlp_dim": 8192}),
 }
 
 
@@ -102,7 +103,8 @@ def preset(name: str, **overrides) -> tuple[int, ModelConfig]:
     """
     require_choice("preset", name, PRESETS)
     depth, fields = PRESETS[name]
-    return depth, ModelConfig(**({"vocab_size": 49152, "init_std": 0.02} | fields | overrides))
+    vocabulary: dict[str, Any] = {"vocab_size": 49152, "init_std": 0.02}
+    return depth, ModelConfig(**(vocabulary | fields | overrides))
 
 
 def validate(cfg: ModelConfig) -> None:

@@ -9,6 +9,7 @@ T sequence, N = B*T, D width, V vocabulary, L stored layers, K steps of the prog
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -47,13 +48,21 @@ class Output(NamedTuple):
     taps: dict[str, Any]
 
 
+def _init(module: nn.Module, key: PRNGKeyArray, *inputs) -> Any:
+    return module.init(key, *inputs)["params"]
+
+
+def _call(module: nn.Module, params: Params, *inputs) -> Any:
+    return module.apply({"params": params}, *inputs)
+
+
 def init_layer(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     """Parameters of one layer, without the leading axis."""
     shape = (1, 2)
     rotary = rotation(cfg, jnp.arange(shape[1])[None])
     stream = jnp.zeros((shape[0] * shape[1], cfg.width), jnp.dtype(cfg.dtype))
     factors = StepFactors(jnp.ones(2), jnp.ones(()), jnp.ones(()))
-    return Layer(cfg).init(key, stream, shape, rotary, factors)["params"]
+    return _init(Layer(cfg), key, stream, shape, rotary, factors)
 
 
 def init_layers(cfg: ModelConfig, key: PRNGKeyArray, depth: int) -> Params:
@@ -68,12 +77,12 @@ def init(cfg: ModelConfig, key: PRNGKeyArray, depth: int) -> Params:
     Embedding, head and each layer draw from their own keys, so networks of different depth share them.
     """
     embed_key, layers_key, head_key = (jax.random.fold_in(key, i) for i in range(3))
-    embed = Embed(cfg).init(embed_key, jnp.zeros((1, 1), jnp.int32))["params"]
+    embed = _init(Embed(cfg), embed_key, jnp.zeros((1, 1), jnp.int32))
     stream = jnp.zeros((1, cfg.width), jnp.dtype(cfg.dtype))
     return {
         "embed": embed,
         "layers": init_layers(cfg, layers_key, depth),
-        "head": Head(cfg).init(head_key, stream, embed["table"])["params"],
+        "head": _init(Head(cfg), head_key, stream, embed["table"]),
     }
 
 
@@ -94,15 +103,14 @@ def depth_of(params: Params) -> int:
 
 def embed(cfg: ModelConfig, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """h_0, the stream that enters the first layer. Ids outside the vocabulary give NaN."""
-    return Embed(cfg).apply({"params": params["embed"]}, tokens)
+    return _call(Embed(cfg), params["embed"], tokens)
 
 
 def unembed(cfg: ModelConfig, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """Final norm and head: float32 logits of any residual stream (at h_L the model's own)."""
     batch, length, width = hidden.shape
-    logits_NV = Head(cfg).apply(
-        {"params": params["head"]}, hidden.reshape(batch * length, width), params["embed"]["table"]
-    )
+    stream_ND = hidden.reshape(batch * length, width)
+    logits_NV = _call(Head(cfg), params["head"], stream_ND, params["embed"]["table"])
     return logits_NV.reshape(batch, length, cfg.vocab_size)
 
 
@@ -143,7 +151,7 @@ def run_layers(
     layer = Layer(cfg)
 
     def step(x_ND, layer_params, factors):
-        a_ND, m_ND = layer.apply({"params": layer_params}, x_ND, (batch, length), rotary, factors)
+        a_ND, m_ND = _call(layer, layer_params, x_ND, (batch, length), rotary, factors)
         out_ND = x_ND + a_ND + m_ND
         tap = LayerTap(*(z.reshape(batch, length, width) for z in (x_ND, a_ND, m_ND, out_ND)))
         return out_ND, {name: fn(tap) for name, fn in taps.items()}
@@ -207,7 +215,8 @@ def apply(
     """
     if (tokens is None) == (hidden is None):
         raise ValueError("apply takes tokens or hidden, one of them")
-    stream = embed(cfg, params, tokens) if hidden is None else hidden
+    stream = hidden if tokens is None else embed(cfg, params, tokens)
+    assert stream is not None
     stream, tapped = run_layers(
         cfg, params, stream, program=program, taps=taps, start=start, stop=stop, positions=positions
     )

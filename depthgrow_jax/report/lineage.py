@@ -53,7 +53,8 @@ def lineage_figure(arms: dict[str, tuple[Stage, ...]], path: pathlib.Path) -> No
             axes.text(left[i] + width / 2, stage.depth + 0.15, str(stage.depth), ha="center", fontsize=8)
         axes.set_xlim(-0.02, left[-1] + stages[-1].steps / total + 0.02)
         axes.set_ylim(0, stages[-1].depth + 1)
-        axes.set_yticks([layer + 0.5 for layer in range(stages[-1].depth)], range(stages[-1].depth))
+        depth = stages[-1].depth
+        axes.set_yticks([layer + 0.5 for layer in range(depth)], [str(layer) for layer in range(depth)])
         axes.tick_params(length=0)
         axes.set_title(arm)
         axes.set_xticks([])

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_manager
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.growth import check_like
@@ -91,7 +93,7 @@ class Checkpoints:
 
     def _check_stored(self, step: int, name: str, abstract: Any) -> None:
         """Raises `ValueError` unless the item is stored in these shapes and dtypes: Orbax would cast in silence."""
-        path = self.directory.absolute() / str(step) / name
+        path = epath.Path(self.directory.absolute()) / str(step) / name
         stored = _described(ocp.StandardCheckpointHandler().metadata(path).tree)
         wanted = _described(abstract)
         for leaf in sorted(stored.keys() | wanted.keys()):
@@ -100,13 +102,13 @@ class Checkpoints:
 
     def save(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> None:
         """Starts writing a step; returns when the arrays are copied. Raises `RuntimeError` if it is refused."""
-        args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        args: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         # A copy: the JSON is written in the background, while the run's sums and clocks go on.
         args["meta"] = ocp.args.JsonSave(copy.deepcopy(meta))
         refused = f"{self.directory}: step {step} was not saved; latest is {self.latest()}"
         try:
             saved = self._manager.save(step, args=ocp.args.Composite(**args), force=True)
-        except ocp.checkpoint_manager.StepAlreadyExistsError as error:
+        except checkpoint_manager.StepAlreadyExistsError as error:
             raise RuntimeError(refused) from error
         if not saved:
             raise RuntimeError(refused)

@@ -13,6 +13,7 @@ import contextlib
 import math
 import pathlib
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -44,10 +45,17 @@ from depthgrow_jax.train.step import GROWTH, StepConfig, make_eval_step, make_tr
 class Batches(Protocol):
     """What training needs of a corpus; `depthgrow_jax.data.Corpus` is one."""
 
-    data_hash: str
-    vocab_size: int
-    separator_id: int
-    mask_id: int
+    @property
+    def data_hash(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def separator_id(self) -> int: ...
+
+    @property
+    def mask_id(self) -> int: ...
 
     def train_batch(
         self, step: int, batch_size: int, seed: int, *, process_index: int, process_count: int
@@ -57,7 +65,7 @@ class Batches(Protocol):
 
     def validation_batches(
         self, batch_size: int, max_batches: int, *, process_index: int, process_count: int
-    ):
+    ) -> Iterable[np.ndarray]:
         """The same batches at every call, `[batch_size / process_count, T + 1]` each."""
         ...
 
@@ -172,10 +180,10 @@ class Run:
     def _check_resumable(self, step: int, meta: dict[str, Any]) -> None:
         where = self.checkpoints.directory / str(step)
         stage = meta["stage"]
-        planned = self.spec.stages[stage].depth if stage < len(self.spec.stages) else None
-        if meta["depth"] != planned:
+        planned = [planned.depth for planned in self.spec.stages]
+        if planned[stage : stage + 1] != [meta["depth"]]:
             raise UserError(
-                f"{where}: has depth {meta['depth']}, the plan's stage {stage + 1} has depth {planned}"
+                f"{where}: has depth {meta['depth']} in stage {stage + 1}; the depths of this plan are {planned}"
             )
         if meta["data_hash"] != self.batches.data_hash:
             raise UserError(
@@ -190,6 +198,8 @@ class Run:
         if not directory.is_dir():
             raise UserError(f"init_from.path={source.path!r}: no run with checkpoints there")
         other = Checkpoints(directory, writable=False)
+        if not other.steps():
+            raise UserError(f"init_from.path={source.path!r}: holds no complete checkpoint")
         step = source.step or other.latest()
         if step not in other.steps():
             raise UserError(f"init_from.step={source.step}: not saved in {directory}; legal: {other.steps()}")
@@ -335,7 +345,7 @@ class Run:
                     if step >= self.total:
                         break
                     state, step = self._train_stage(state, step, stage, stop)
-                # Asked during the last step: this run still finishes, whatever would follow it does not start.
+                # Asked during the last step: this run still finishes, what would follow does not start.
                 self.checkpoints.wait()
                 stops = stop.asked(step)
         finally:

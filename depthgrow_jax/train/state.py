@@ -11,8 +11,7 @@ from depthgrow_jax import growth
 from depthgrow_jax.model import ModelConfig, Params, init
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """One pytree; depth is the leading axis of its layers.
 
     Attributes:

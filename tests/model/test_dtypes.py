@@ -35,7 +35,7 @@ def test_bfloat16_computes_near_the_float64_network(placement):
 
 
 def test_a_norm_rounds_once():
-    """Mean square and scale in float32: the only bfloat16 rounding is the last, half a unit in the last place."""
+    """Mean square and scale are float32: the only bfloat16 rounding is the last one, half a unit."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(3 + rng.standard_normal((64, 256)), jnp.bfloat16)
     exact = np.asarray(x, np.float64)

@@ -13,33 +13,37 @@ from depthgrow_jax.model import ModelConfig, apply, layer_program, validate
 BASE = ModelConfig(vocab_size=64, width=32, heads=4, mlp_dim=48)
 TOKENS = jnp.asarray(np.random.default_rng(1).integers(0, BASE.vocab_size, (2, 16)))
 POSITIONS = jnp.arange(16)[None]
-LLAMA3 = dict(head_dim=16, rope_scaling="llama3", rope_original_length=64, rope_factor=8.0)
+LLAMA3 = {"head_dim": 16, "rope_scaling": "llama3", "rope_original_length": 64, "rope_factor": 8.0}
 
 OPTIONS = {
     "llama": {},
-    "grouped_query_attention": dict(kv_heads=2),
-    "multi_query_attention_with_free_head_width": dict(kv_heads=1, head_dim=6),
-    "wide_heads": dict(kv_heads=2, head_dim=16),
-    "rope_theta": dict(rope_theta=500.0),
-    "rope_linear": dict(rope_scaling="linear", rope_factor=4.0),
+    "grouped_query_attention": {"kv_heads": 2},
+    "multi_query_attention_with_free_head_width": {"kv_heads": 1, "head_dim": 6},
+    "wide_heads": {"kv_heads": 2, "head_dim": 16},
+    "rope_theta": {"rope_theta": 500.0},
+    "rope_linear": {"rope_scaling": "linear", "rope_factor": 4.0},
     "rope_llama3": LLAMA3,
     "rope_llama3_other_factors": LLAMA3
-    | dict(rope_factor=3.0, rope_low_freq_factor=0.5, rope_high_freq_factor=2.0),
-    "layer_norm_gelu_biases_untied": dict(
-        norm="layer", mlp="gelu", attention_bias=True, mlp_bias=True, tie_embeddings=False
-    ),
-    "attention_bias_only": dict(attention_bias=True),
-    "swiglu_with_bias": dict(mlp_bias=True),
-    "large_norm_eps": dict(norm_eps=0.5),
-    "bidirectional": dict(causal=False),
-    "pre_lns": dict(norm_placement="pre_lns"),
-    "post": dict(norm_placement="post"),
-    "sandwich_layer_norm": dict(norm_placement="sandwich", norm="layer"),
-    "depth_scaled": dict(residual_scaling="depth"),
-    "depth_scaled_by_the_root": dict(residual_scaling="depth", residual_exponent=0.5),
-    "learned_scale": dict(residual_scaling="learned"),
-    "learned_scale_after_post_norm": dict(residual_scaling="learned", norm_placement="post"),
-    "encoder": dict(causal=False, norm_placement="post", norm="layer", mlp="gelu", mlp_bias=True),
+    | {"rope_factor": 3.0, "rope_low_freq_factor": 0.5, "rope_high_freq_factor": 2.0},
+    "layer_norm_gelu_biases_untied": {
+        "norm": "layer",
+        "mlp": "gelu",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_embeddings": False,
+    },
+    "attention_bias_only": {"attention_bias": True},
+    "swiglu_with_bias": {"mlp_bias": True},
+    "large_norm_eps": {"norm_eps": 0.5},
+    "bidirectional": {"causal": False},
+    "pre_lns": {"norm_placement": "pre_lns"},
+    "post": {"norm_placement": "post"},
+    "sandwich_layer_norm": {"norm_placement": "sandwich", "norm": "layer"},
+    "depth_scaled": {"residual_scaling": "depth"},
+    "depth_scaled_by_the_root": {"residual_scaling": "depth", "residual_exponent": 0.5},
+    "learned_scale": {"residual_scaling": "learned"},
+    "learned_scale_after_post_norm": {"residual_scaling": "learned", "norm_placement": "post"},
+    "encoder": {"causal": False, "norm_placement": "post", "norm": "layer", "mlp": "gelu", "mlp_bias": True},
 }
 
 

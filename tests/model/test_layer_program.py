@@ -88,7 +88,9 @@ def test_one_compilation_serves_every_order_and_programs_batch():
 def test_factors_come_from_the_position_in_the_network():
     lns = dataclasses.replace(BASE, norm_placement="pre_lns")
     np.testing.assert_allclose(layer_program(lns, 4).norm_scale, [1, 2**-0.5, 3**-0.5, 0.5])
-    np.testing.assert_allclose(layer_program(lns, 4, order=[3, 3, 0, 0]).norm_scale, [1, 2**-0.5, 3**-0.5, 0.5])
+    np.testing.assert_allclose(
+        layer_program(lns, 4, order=[3, 3, 0, 0]).norm_scale, [1, 2**-0.5, 3**-0.5, 0.5]
+    )
     np.testing.assert_array_equal(layer_program(lns, 4).residual_scale, np.ones(4))
     depth = dataclasses.replace(BASE, residual_scaling="depth")
     np.testing.assert_array_equal(layer_program(depth, 4).norm_scale, np.ones(4))
@@ -114,7 +116,5 @@ def test_reorder_carries_factors_and_composes():
 
 def test_a_gate_per_layer_means_both_sub_layers():
     np.testing.assert_array_equal(layer_program(BASE, 2, gate=[0.5, 2]).gate, [[0.5, 0.5], [2, 2]])
-    np.testing.assert_array_equal(
-        layer_program(BASE, 2, gate=[[0.5, 2], [3, 4]]).gate, [[0.5, 2], [3, 4]]
-    )
+    np.testing.assert_array_equal(layer_program(BASE, 2, gate=[[0.5, 2], [3, 4]]).gate, [[0.5, 2], [3, 4]])
     np.testing.assert_array_equal(layer_program(BASE, 2).gate, np.ones((2, 2)))

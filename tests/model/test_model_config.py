@@ -25,7 +25,10 @@ BASE = ModelConfig(vocab_size=64, width=32, heads=4, kv_heads=2, mlp_dim=48)
         ({"scan_unroll": 0}, "model.scan_unroll=0"),
         ({"mlp": "relu"}, "model.mlp='relu': must be one of swiglu, gelu"),
         ({"norm": "batch"}, "model.norm='batch': must be one of rms, layer"),
-        ({"norm_placement": "mid"}, "model.norm_placement='mid': must be one of pre, pre_lns, post, sandwich"),
+        (
+            {"norm_placement": "mid"},
+            "model.norm_placement='mid': must be one of pre, pre_lns, post, sandwich",
+        ),
         ({"residual_scaling": "half"}, "model.residual_scaling='half': must be one of none, depth, learned"),
         ({"rope_scaling": "yarn"}, "model.rope_scaling='yarn': must be one of none, linear, llama3"),
         ({"remat": "some"}, "model.remat='some': must be one of none, full, dots"),

@@ -1,4 +1,4 @@
-"""Presets have the published sizes; a layer's initial values depend on its own shape and index, not on the stack."""
+"""Presets have the published sizes; a layer starts by its own shape and index, whatever the stack."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def test_preset_takes_overrides_and_refuses_unknown_names():
 
 
 def test_each_layer_draws_the_std_of_its_own_fan_in():
-    """An initializer that saw the stack `[L, D, F]` would take L for a fan and give every layer another std."""
+    """An initializer that saw the stack `[L, D, F]` would take L into the fan and shrink every layer."""
     cfg = ModelConfig(vocab_size=512, width=128, heads=4, mlp_dim=320, tie_embeddings=False)
     params = jax.jit(lambda key: init(cfg, key, 12))(jax.random.key(3))
     fan_ins = {

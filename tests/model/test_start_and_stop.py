@@ -10,7 +10,13 @@ from depthgrow_jax.model import ModelConfig, apply, embed, layer_program, run_la
 
 # Position-dependent factors: a cut that restarted the count of layers would show.
 CFG = ModelConfig(
-    vocab_size=64, width=32, heads=4, kv_heads=2, mlp_dim=48, norm_placement="pre_lns", residual_scaling="depth"
+    vocab_size=64,
+    width=32,
+    heads=4,
+    kv_heads=2,
+    mlp_dim=48,
+    norm_placement="pre_lns",
+    residual_scaling="depth",
 )
 DEPTH = 4
 TOKENS = jnp.asarray(np.random.default_rng(4).integers(0, 64, (2, 16)))
@@ -45,7 +51,7 @@ def test_python_and_traced_bounds_give_the_plain_streams(params, streams):
         return run_layers(CFG, params, hidden, program=program, start=start, stop=stop)[0]
 
     for start, stop in [(0, 2), (2, 4), (1, 3), (0, program.steps), (2, 2)]:
-        close = dict(rtol=0, atol=1e-6 * np.abs(stream).max())
+        close = {"rtol": 0, "atol": 1e-6 * np.abs(stream).max()}
         got = traced(jnp.asarray(stream[start]), start, stop)
         np.testing.assert_allclose(got, stream[stop], **close)
     assert len(compilations) == 1, "one compilation serves every pair of bounds"
@@ -80,9 +86,9 @@ def test_no_layers_leave_the_embedding(params):
 
 def test_a_cut_with_python_bounds_is_differentiable_and_touches_only_its_layers(params):
     hidden = embed(CFG, params, TOKENS)
-    grads = jax.jit(
-        jax.grad(lambda p: jnp.sum(jnp.square(run_layers(CFG, p, hidden, start=1, stop=3)[0])))
-    )(params)
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(jnp.square(run_layers(CFG, p, hidden, start=1, stop=3)[0]))))(
+        params
+    )
     moved = np.abs(grads["layers"]["attn"]["q"]["kernel"]).max(axis=(1, 2)) > 0
     assert moved.tolist() == [False, True, True, False]
 

@@ -35,7 +35,7 @@ def saved(tmp_path):
 
 
 def test_round_trip(saved):
-    """Arrays to the bit; the optimizer's state in the containers of a fresh one, which `lax.scan` insists on."""
+    """Arrays to the bit; the optimizer's state in the containers of a fresh one."""
     items = items_at(3, ema=True)
     restored = saved.restore(5, abstract_at(3, ema=True))
     assert_same_arrays(restored, items)
@@ -56,9 +56,7 @@ def test_another_depth_is_refused(saved, depth):
 
 
 def test_another_dtype_is_refused(saved):
-    half = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), abstract_at(3)["params"]
-    )
+    half = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), abstract_at(3)["params"])
     with pytest.raises(UserError, match=r"float32.*bfloat16"):
         saved.restore(5, {"params": half})
 

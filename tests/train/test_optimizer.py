@@ -56,7 +56,7 @@ def test_a_stacked_layer_moves_as_a_layer_alone(name):
 
 
 def test_muon_orthogonalises_matrices_and_gives_the_rest_to_adam():
-    """All singular values of a layer matrix's update are alike; embedding, norms and biases move as with Adam.
+    """The singular values of a layer matrix's update are alike; embedding, norms and biases follow Adam.
 
     (Within the layers it is Adam with Nesterov momentum, the default of `optax.contrib.muon`.)
     """
@@ -87,7 +87,9 @@ def test_adamw_equals_its_formula():
     for t, g in enumerate(grads, 1):
         g = np.asarray(named(g)[name], np.float64)
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
-        wanted = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-6) + 0.01 * np.asarray(named(params)[name])
+        wanted = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-6) + 0.01 * np.asarray(
+            named(params)[name]
+        )
     np.testing.assert_allclose(named(update)[name], wanted, rtol=1e-4, atol=1e-5)
 
 

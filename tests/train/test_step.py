@@ -1,4 +1,4 @@
-"""One optimizer step: accumulation changes nothing but rounding, the average follows, the metrics are right."""
+"""One optimizer step: accumulation is rounding only, the average follows, the metrics are right."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def tokens(count: int = 8) -> jax.Array:
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_accumulation_is_rounding_only(objective):
-    """Loss, gradient norm and parameters after two steps; masked microbatches hold unequal numbers of targets."""
+    """Loss, gradient norm, parameters of two steps; masked microbatches hold unequal numbers of targets."""
     after = []
     for accumulation in (1, 4):
         cfg = tiny_config(
@@ -78,7 +78,7 @@ def test_a_batch_without_targets_moves_nothing():
 
 
 def test_step_applies_the_rate_and_the_average():
-    """params - rate * direction, ema * decay + params * (1 - decay); `step` counts; `grad_norm` is unclipped."""
+    """params - rate * direction; ema * decay + params * (1 - decay); `grad_norm` is unclipped."""
     cfg = tiny_config(
         optimizer={"name": "sgd", "b1": 0.0, "weight_decay": 0.0, "clip_norm": 0.5, "schedule": "constant"},
         train={"ema_decay": 0.75},

@@ -1,0 +1,181 @@
+"""Arms and seeds in one process: all checked before the first trains, finished kept, broken resumed."""
+
+import json
+import shutil
+
+import pytest
+from toys import MASK, SEPARATOR, TINY, VOCABULARY, ToyBatches, lines_of, merged, stop_after
+
+from depthgrow_jax import experiment as glue
+from depthgrow_jax.config import base_config, parse
+from depthgrow_jax.errors import Preempted, UserError
+from depthgrow_jax.train.rundir import read_json
+from depthgrow_jax.train.signals import StopRequest
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+
+
+def experiment_of(seeds=(0,), arms=None, **changes):
+    """Static and grown arms of two layers, one event after 2 of 4 steps."""
+    base = merged(
+        TINY,
+        {
+            "depth": 2,
+            "growth": {"operator": "none", "boundaries": (2,)},
+            "train": {"steps": 4, "log_every": 1, "eval_every": 0},
+            "optimizer": {"decay_steps": 0},
+            "data": {"tokenizer": "bytes"},
+            **changes,
+        },
+    )
+    config = base_config()
+    config.update(base)
+    config.seeds = seeds
+    config.arms = {"static": {}, "midas": {"growth": {"operator": "midas"}}} if arms is None else arms
+    return parse(config)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Toy batches in the place of the data package; the list holds the arguments of every load."""
+    calls = []
+
+    class Checked(ToyBatches):
+        def check_batches(self, batch_size):
+            if batch_size > 64:
+                raise UserError(f"batch_size={batch_size}: fewer tokens than one batch")
+
+    def load(cfg, *, sequence_length, vocab_size, masked, log):
+        calls.append((cfg, sequence_length, vocab_size, masked))
+        return Checked(sequence_length)
+
+    monkeypatch.setattr(glue, "load", load)
+    assert (SEPARATOR, MASK) < (VOCABULARY, VOCABULARY)
+    return calls
+
+
+@pytest.fixture
+def trained(tmp_path_factory, loads, compile_cache):
+    """A finished experiment of two arms and two seeds."""
+    directory = tmp_path_factory.mktemp("experiment")
+    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(directory)) == 0
+    return directory
+
+
+def test_every_arm_and_seed_in_its_own_directory(trained, loads, capsys):
+    found = {str(path.parent.relative_to(trained)) for path in trained.rglob("DONE")}
+    assert found == {"static/seed0", "static/seed1", "midas/seed0", "midas/seed1"}
+    assert len(loads) == 1  # four runs of the same data share it
+    summary = read_json(trained / "summary.json")
+    assert [(row["arm"], row["seeds"], row["steps"], row["depth"]) for row in summary["arms"]] == [
+        ("static", [0, 1], 4, 2),
+        ("midas", [0, 1], 4, 2),
+    ]
+    static, midas = summary["arms"]
+    assert static["saved_flops"] is None and 0 < midas["saved_flops"] < 1
+    assert len(set(static["val_loss"])) == 2  # seeds differ
+    text = (trained / "summary.md").read_text()
+    assert "±" in text and "| static |" in text and "| midas |" in text
+    plan = read_json(trained / "midas" / "seed0" / "plan.json")
+    assert [stage["depth"] for stage in plan["stages"]] == [1, 2]
+
+    # Once more: nothing is run again, and the summary is the same.
+    stamps = {path: path.stat().st_mtime_ns for path in trained.rglob("metrics.jsonl")}
+    capsys.readouterr()
+    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0
+    assert capsys.readouterr().err.count("already done, not run again") == 4
+    assert stamps == {path: path.stat().st_mtime_ns for path in trained.rglob("metrics.jsonl")}
+    assert read_json(trained / "summary.json") == summary and len(loads) == 1
+
+    # A lost arm is trained again, to the same numbers; the others are left alone.
+    before = lines_of(trained / "midas" / "seed1")
+    shutil.rmtree(trained / "midas" / "seed1")
+    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0
+    assert lines_of(trained / "midas" / "seed1") == before
+
+
+def test_names_of_run_directories():
+    names = lambda e: [glue.run_name(e, arm, seed) for arm, seed in e.runs]  # noqa: E731
+    assert names(experiment_of()) == ["static", "midas"]
+    assert names(experiment_of(arms={})) == ["."]
+    assert names(experiment_of(arms={}, seeds=(3, 4))) == ["seed3", "seed4"]
+    assert names(experiment_of(seeds=(3, 4)))[:2] == ["static/seed3", "static/seed4"]
+
+
+def test_stopped_in_one_arm_the_next_does_not_start(loads, tmp_path, monkeypatch):
+    """...and the same call goes on where it was stopped."""
+    monkeypatch.setattr(StopRequest, "asked", stop_after(3))
+    with pytest.raises(Preempted, match="static: stopped after step 3, saved; the same command goes on"):
+        glue.train_experiment(experiment_of(), str(tmp_path))
+    assert not (tmp_path / "midas").exists() and not (tmp_path / "summary.json").exists()
+    monkeypatch.setattr(StopRequest, "asked", stop_after(None))
+    assert glue.train_experiment(experiment_of(), str(tmp_path)) == 0
+    assert [json.loads(line)["step"] for line in lines_of(tmp_path / "static")] == [1, 2, 3, 4, 4]
+
+
+def test_a_diverged_arm_does_not_stop_the_others(loads, tmp_path, capsys):
+    wild = {"name": "sgd", "learning_rate": 1e30, "clip_norm": 0.0}
+    arms = {"a_wild": {"optimizer": wild}, "static": {}}
+    assert glue.train_experiment(experiment_of(arms=arms), str(tmp_path)) == 3
+    assert "error: a_wild: " in capsys.readouterr().err
+    assert not (tmp_path / "a_wild" / "DONE").exists() and (tmp_path / "static" / "DONE").exists()
+    summary = read_json(tmp_path / "summary.json")
+    assert [row["arm"] for row in summary["arms"]] == ["static"]
+    assert "- a_wild diverged: " in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ({"train": {"batch_size": 128}}, "batch_size=128: fewer tokens than one batch"),
+        ({"mesh": {"fsdp": 5}}, "mesh.fsdp=5: must divide the 8 devices"),
+        ({"init_from": {"path": "nowhere"}}, "init_from.path='nowhere': no run"),
+    ],
+)
+def test_what_would_stop_the_last_arm_stops_the_first(loads, tmp_path, arm, message):
+    """Nothing is trained, nothing is written."""
+    with pytest.raises(UserError, match=message):
+        glue.train_experiment(experiment_of(arms={"static": {}, "z": arm}), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_config_is_refused_before_any_arm_trains(loads, tmp_path, monkeypatch):
+    monkeypatch.setattr(StopRequest, "asked", stop_after(1))
+    last = {"z": {"growth": {"operator": "midas"}}}
+    with pytest.raises(Preempted):
+        glue.train_experiment(experiment_of(arms=last), str(tmp_path))
+    kept = (tmp_path / "z" / "config.json").read_text()
+    last["z"]["optimizer"] = {"learning_rate": 0.5, "b1": 0.5}
+    message = (
+        r"z: holds a run of another config \(optimizer.b1 was 0.9, now 0.5; optimizer.learning_rate was 0.02"
+    )
+    with pytest.raises(UserError, match=message):
+        glue.train_experiment(experiment_of(arms={"static": {}, **last}), str(tmp_path))
+    assert not (tmp_path / "static").exists() and (tmp_path / "z" / "config.json").read_text() == kept
+
+
+def test_free_fields_may_change_at_a_resume(loads, tmp_path, monkeypatch):
+    monkeypatch.setattr(StopRequest, "asked", stop_after(1))
+    with pytest.raises(Preempted):
+        glue.train_experiment(experiment_of(arms={}), str(tmp_path))
+    monkeypatch.setattr(StopRequest, "asked", stop_after(None))
+    free = {"name": "renamed", "checkpoint": {"every": 1}, "mesh": {"data": 2}}
+    assert glue.train_experiment(experiment_of(arms={}, **free), str(tmp_path)) == 0
+    stored = read_json(tmp_path / "config.json")
+    assert stored["config"]["name"] == "renamed" and "name" not in stored["binding"]
+
+
+def test_runs_of_different_data_load_twice(loads, tmp_path, monkeypatch):
+    monkeypatch.setattr(StopRequest, "asked", stop_after(1))
+    arms = {"a": {}, "b": {}, "c": {"data": {"max_bytes": 10}}, "d": {"train": {"sequence_length": 9}}}
+    with pytest.raises(Preempted):
+        glue.train_experiment(experiment_of(arms=arms), str(tmp_path))
+    assert [(cfg.max_bytes, length) for cfg, length, _, _ in loads] == [(0, 8), (10, 8), (0, 9)]
+
+
+def test_plans_are_shown_once_an_arm():
+    text = glue.plan_experiment(experiment_of(seeds=(0, 1)))
+    static, midas = text.split("\n\n")
+    assert static.startswith("static: operator none, depth 2, 2 seeds\n")
+    assert midas.startswith("midas: operator midas, depth 2, 2 seeds\n")
+    assert "1 compilations" in static and "2 compilations" in midas and "0 -> 1" in midas

@@ -1,0 +1,91 @@
+"""Starting from another run: own checkpoint first, then `init_from`, then scratch; depth is never guessed."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from toys import assert_same_arrays, stored, tiny_config, tiny_run
+
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.model import init
+
+EMA = {"train": {"ema_decay": 0.9, "accumulation": 2}}
+
+
+def follower(tmp_path, directory, what="params", step=0, **changes):
+    """A run of three layers from the start that takes up another's state."""
+    source = {"path": str(directory), "what": what, "step": step}
+    base = {"growth": {"operator": "none"}, "init_from": source, **EMA}
+    return tiny_run(tmp_path / "follower", tiny_config(**(base | changes)))
+
+
+def test_parameters_only(uninterrupted, tmp_path):
+    state = follower(tmp_path, uninterrupted(EMA))._from_other_run()
+    params = stored(uninterrupted(EMA), 12)
+    assert_same_arrays(jax.tree.map(np.asarray, state.params), params)
+    assert_same_arrays(jax.tree.map(np.asarray, state.ema), params)  # the average starts there too
+    assert int(state.step) == 0 and state.lineage.tolist() == [[0, 1, 2]]
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state))
+
+
+def test_everything(uninterrupted, tmp_path):
+    """Moments, average and lineage too; the schedule and the data start at step 0."""
+    state = follower(tmp_path, uninterrupted(EMA), what="all")._from_other_run()
+    training = stored(uninterrupted(EMA), 12, "training")
+    assert_same_arrays(jax.tree.map(np.asarray, state.params), stored(uninterrupted(EMA), 12))
+    assert_same_arrays(jax.tree.map(np.asarray, state.ema), stored(uninterrupted(EMA), 12, "ema"))
+    for found, wanted in zip(
+        jax.tree.leaves(state.opt_state), jax.tree.leaves(training["opt_state"]), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    assert int(state.step) == 0 and state.lineage.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
+    assert state.born.tolist() == [-1, -1, -1]
+
+
+def test_a_named_step(uninterrupted, tmp_path):
+    run = follower(tmp_path, uninterrupted(EMA), step=4, depth=1)
+    assert_same_arrays(jax.tree.map(np.asarray, run._from_other_run().params), stored(uninterrupted(EMA), 4))
+
+
+def test_another_depth_is_refused_before_anything_is_written(uninterrupted, tmp_path):
+    with pytest.raises(UserError, match=r"step 8 has depth 2, this run starts at depth 3.*start_depth=2"):
+        follower(tmp_path, uninterrupted(EMA), step=8)
+    assert list((tmp_path / "follower").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "step", "message"),
+    [("nowhere", 0, r"init_from.path='.*nowhere': no run with checkpoints"), ("", 5, r"legal: \[4, 8, 12\]")],
+)
+def test_what_is_not_there_is_named(uninterrupted, tmp_path, path, step, message):
+    with pytest.raises(UserError, match=message):
+        follower(tmp_path, uninterrupted(EMA) / path, step=step)
+
+
+def test_a_run_without_checkpoints_is_named(tmp_path):
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        follower(tmp_path, tmp_path / "empty")
+
+
+def test_own_checkpoint_comes_first(uninterrupted, tmp_path):
+    """Even where the other run is gone by now."""
+    directory = tmp_path / "run"
+    shutil.copytree(uninterrupted(EMA), directory)
+    (directory / "DONE").unlink()
+    run = tiny_run(directory, tiny_config(**EMA, init_from={"path": str(tmp_path / "gone")}))
+    assert run.train()["steps"] == 12 and run.compilations == 0
+
+
+def test_scratch_comes_last(tmp_path):
+    run = tiny_run(tmp_path / "run", tiny_config(growth={"operator": "none"}))
+    run.checkpoints = type("None_", (), {"latest": lambda self: None})()
+    state, meta = run._start()
+    assert meta["step"] == 0
+    for found, wanted in zip(
+        jax.tree.leaves(state.params),
+        jax.tree.leaves(init(run.spec.model, jax.random.key(0), 3)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
