@@ -56,42 +56,50 @@ def loads(monkeypatch):
 
 @pytest.fixture
 def trained(tmp_path_factory, loads, compile_cache):
-    """A finished experiment of two arms and two seeds."""
+    """A finished experiment of two arms."""
     directory = tmp_path_factory.mktemp("experiment")
-    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(directory)) == 0
+    assert glue.train_experiment(experiment_of(), str(directory)) == 0
     return directory
 
 
 def test_every_arm_and_seed_in_its_own_directory(trained, loads, capsys):
     found = {str(path.parent.relative_to(trained)) for path in trained.rglob("DONE")}
-    assert found == {"static/seed0", "static/seed1", "midas/seed0", "midas/seed1"}
-    assert len(loads) == 1  # four runs of the same data share it
+    assert found == {"static", "midas"}
+    assert len(loads) == 1  # runs of the same data share it
     summary = read_json(trained / "summary.json")
     assert [(row["arm"], row["seeds"], row["steps"], row["depth"]) for row in summary["arms"]] == [
-        ("static", [0, 1], 4, 2),
-        ("midas", [0, 1], 4, 2),
+        ("static", [0], 4, 2),
+        ("midas", [0], 4, 2),
     ]
     static, midas = summary["arms"]
     assert static["saved_flops"] is None and 0 < midas["saved_flops"] < 1
-    assert len(set(static["val_loss"])) == 2  # seeds differ
     text = (trained / "summary.md").read_text()
-    assert "±" in text and "| static |" in text and "| midas |" in text
-    plan = read_json(trained / "midas" / "seed0" / "plan.json")
+    assert "| static |" in text and "| midas |" in text
+    plan = read_json(trained / "midas" / "plan.json")
     assert [stage["depth"] for stage in plan["stages"]] == [1, 2]
 
     # Once more: nothing is run again, and the summary is the same.
     stamps = {path: path.stat().st_mtime_ns for path in trained.rglob("metrics.jsonl")}
     capsys.readouterr()
-    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0
-    assert capsys.readouterr().err.count("already done, not run again") == 4
+    assert glue.train_experiment(experiment_of(), str(trained)) == 0
+    assert capsys.readouterr().err.count("already done, not run again") == 2
     assert stamps == {path: path.stat().st_mtime_ns for path in trained.rglob("metrics.jsonl")}
     assert read_json(trained / "summary.json") == summary and len(loads) == 1
 
     # A lost arm is trained again, to the same numbers; the others are left alone.
-    before = lines_of(trained / "midas" / "seed1")
-    shutil.rmtree(trained / "midas" / "seed1")
-    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0
-    assert lines_of(trained / "midas" / "seed1") == before
+    before = lines_of(trained / "midas")
+    shutil.rmtree(trained / "midas")
+    assert glue.train_experiment(experiment_of(), str(trained)) == 0
+    assert lines_of(trained / "midas") == before
+
+
+def test_seeds_are_runs_of_one_arm(loads, tmp_path):
+    """Each draws its own parameters and data order; the summary shows their spread."""
+    assert glue.train_experiment(experiment_of(arms={}, seeds=(0, 1), depth=1), str(tmp_path)) == 0
+    (row,) = read_json(tmp_path / "summary.json")["arms"]
+    assert row["seeds"] == [0, 1] and len(set(row["val_loss"])) == len(set(row["train_loss"])) == 2
+    assert "±" in (tmp_path / "summary.md").read_text().splitlines()[2]
+    assert {path.parent.name for path in tmp_path.rglob("DONE")} == {"seed0", "seed1"}
 
 
 def test_names_of_run_directories():
@@ -115,7 +123,7 @@ def test_stopped_in_one_arm_the_next_does_not_start(loads, tmp_path, monkeypatch
 
 def test_a_diverged_arm_does_not_stop_the_others(loads, tmp_path, capsys):
     wild = {"name": "sgd", "learning_rate": 1e30, "clip_norm": 0.0}
-    arms = {"a_wild": {"optimizer": wild}, "static": {}}
+    arms = {"a_wild": {"optimizer": wild, "depth": 1}, "static": {}}
     assert glue.train_experiment(experiment_of(arms=arms), str(tmp_path)) == 3
     assert "error: a_wild: " in capsys.readouterr().err
     assert not (tmp_path / "a_wild" / "DONE").exists() and (tmp_path / "static" / "DONE").exists()

@@ -19,6 +19,7 @@ import numpy as np
 from depthgrow_jax.config import RunConfig, from_dict
 from depthgrow_jax.errors import Preempted
 from depthgrow_jax.experiment import run_spec
+from depthgrow_jax.train import state as states
 from depthgrow_jax.train.checkpoints import Checkpoints
 from depthgrow_jax.train.config import OptimizerConfig
 from depthgrow_jax.train.loop import Run
@@ -100,6 +101,14 @@ def write_config(place: pathlib.Path, more: str = "") -> None:
     (place / "run.py").write_text(text)
 
 
+# What most whole-run tests train: everything that must survive growth and a resume is on. Tests change only
+# what is not compiled into the step, so that all of them share three executables.
+EVERYTHING = {
+    "train": {"accumulation": 2, "ema_decay": 0.9},
+    "growth": {"gate": "linear", "gate_steps": 3, "rewarmup_steps": 2},
+}
+
+
 def merged(base: dict, changes: dict) -> dict:
     """`base` with nested `changes`."""
     out = dict(base)
@@ -111,6 +120,11 @@ def merged(base: dict, changes: dict) -> dict:
 def tiny_config(**changes) -> RunConfig:
     """`TINY` with nested changes, as a `RunConfig`."""
     return from_dict(RunConfig, merged(TINY, changes))
+
+
+def fresh_state(cfg: RunConfig, tx, depth: int, *, ema: bool = False):
+    """An initial train state, compiled as one program: operation by operation it takes seconds."""
+    return jax.jit(lambda: states.create(cfg.model, tx, depth, cfg.seed, ema=ema))()
 
 
 def tiny_run(directory: pathlib.Path, cfg: RunConfig, at_step: dict | None = None) -> Run:

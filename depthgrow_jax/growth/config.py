@@ -83,6 +83,12 @@ def validate(cfg: GrowthConfig, model: ModelConfig) -> None:
         f"gate={cfg.gate} needs at least 1 step",
     )
     require(0 <= cfg.gate_start <= 1, "growth.gate_start", cfg.gate_start, "must lie in [0, 1]")
+    require(
+        cfg.schedule == "explicit" or not cfg.boundaries,
+        "growth.boundaries",
+        cfg.boundaries,
+        f"only growth.schedule='explicit' reads them, not {cfg.schedule!r}",
+    )
     impossible = cfg.operator != "none" and cfg.init == "identity"
     impossible = impossible and model.norm_placement == "post" and model.residual_scaling != "learned"
     if impossible:

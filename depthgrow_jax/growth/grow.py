@@ -44,10 +44,10 @@ def silent_leaves(model: ModelConfig) -> tuple[tuple[str, ...], ...]:
     """Paths within a layer whose zeroing makes the layer add nothing to the stream.
 
     The last linear map of each sub-layer, as in LLaMA-Pro (arXiv 2401.02415): its gradient does not vanish,
-    so the layer learns. With a norm after the sub-layer (`sandwich`) that map is the norm's scale; `post`
-    has only the learned residual scale.
+    so the layer learns. With a norm after the sub-layer (`sandwich`) that map is the norm's scale. A learned
+    residual scale comes after all of them, and is the one zero then: two in a row would stop each other's gradient.
     """
-    if model.norm_placement == "post":
+    if model.residual_scaling == "learned":
         return (("residual_scale",),)
     if model.norm_placement == "sandwich":
         return (("attn_post_norm",), ("mlp_post_norm",))

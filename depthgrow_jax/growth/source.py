@@ -72,13 +72,15 @@ def explicit(source: tuple[int, ...]) -> SourceMap:
     return SourceMap(tuple(source), tuple(layer in source[:i] for i, layer in enumerate(source)))
 
 
-# Operators that add `block_size` layers at an event, by name; all need whole blocks but `last`.
+# Operators that add `block_size` layers at an event, by name.
 BLOCK_OPERATORS: dict[str, Callable[[int, int], SourceMap]] = {
     "midas": midas,
     "lidas": lidas,
     "last": last,
     "interleave": interleave,
 }
+# These count blocks from layer 0; the others are defined for any depth of at least one block.
+WHOLE_BLOCKS = ("midas", "interleave")
 OPERATORS = (*BLOCK_OPERATORS, "stack", "explicit")
 
 
@@ -87,10 +89,12 @@ def block_events(operator: str, start: int, final: int, block_size: int) -> list
 
     Raises `UserError` listing the legal depths if `final` cannot be reached.
     """
-    if start % block_size:
+    if operator in WHOLE_BLOCKS and start % block_size:
         raise UserError(
             f"growth.start_depth={start}: must be a multiple of growth.block_size={block_size} for {operator}"
         )
+    if start < block_size:
+        raise UserError(f"growth.start_depth={start}: must be at least growth.block_size={block_size}")
     if final < start or (final - start) % block_size:
         legal = _around(final, lambda d: d >= start and (d - start) % block_size == 0)
         raise UserError(

@@ -40,7 +40,8 @@ class Norm(nn.Module):
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, factor=None):
+        """The norm of `x`, times the scalar `factor` where there is one; in the dtype of `x`."""
         y = x.astype(jnp.float32)
         if self.cfg.norm == "layer":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
@@ -49,6 +50,8 @@ class Norm(nn.Module):
         y = y * self.param("scale", nn.initializers.ones, width).reshape((1,) * (x.ndim - 1) + width)
         if self.cfg.norm == "layer":
             y = y + self.param("bias", nn.initializers.zeros, width).reshape((1,) * (x.ndim - 1) + width)
+        if factor is not None:
+            y = y * factor
         return y.astype(x.dtype)
 
 
@@ -118,10 +121,8 @@ class Layer(nn.Module):
             if cfg.norm_placement == "post":
                 added = norm(stream + sub_layer(stream)) - stream
             else:
-                normed = norm(stream)
-                if cfg.norm_placement == "pre_lns":
-                    normed = normed * factors.norm_scale.astype(normed.dtype)
-                added = sub_layer(normed)
+                scaled = cfg.norm_placement == "pre_lns"
+                added = sub_layer(norm(stream, factors.norm_scale if scaled else None))
                 if cfg.norm_placement == "sandwich":
                     added = Norm(cfg, name=f"{name}_post_norm")(added)
             return added * factor.astype(added.dtype)

@@ -168,7 +168,7 @@ def run_layers(
     factors = StepFactors(program.gate, program.norm_scale, program.residual_scale)
     x_ND = hidden.reshape(batch * length, width)
 
-    if isinstance(start, int) and isinstance(stop, int):
+    if not isinstance(start, jax.Array) and not isinstance(stop, jax.Array):
         cut = lambda tree: jax.tree.map(lambda leaf: leaf[start:stop], tree)  # noqa: E731
         if program.order is None:
             whole = (start, stop) == (0, program.steps)

@@ -30,3 +30,10 @@ def test_gate_by_hand(gate, start, step, expected):
 
 def test_without_a_gate_there_is_nothing_to_multiply():
     assert gate_at(GrowthConfig(operator="midas", gate_steps=8), jnp.asarray(3), BORN) is None
+
+
+def test_an_event_near_the_start_leaves_original_layers_alone():
+    """They are not layers born at step -1 that would still be ramping."""
+    cfg = GrowthConfig(operator="midas", gate="linear", gate_steps=8)
+    got = gate_at(cfg, jnp.asarray(3), jnp.asarray([-1, 2, -1, 3]))
+    np.testing.assert_allclose(got, [1, 1 / 8, 1, 0])

@@ -151,14 +151,22 @@ def test_insertions_that_add_nothing_leave_the_logits_unchanged(architecture, in
             assert distance(moved, got) > 0.002
 
 
-def test_old_layers_are_not_silenced():
+@pytest.mark.parametrize(
+    ("architecture", "silent"),
+    [
+        ("pre-causal", ("attn.o", "mlp.down")),
+        ("sandwich-causal", ("attn_post_norm", "mlp_post_norm")),
+        ("pre-learned-layer_norm", ("residual_scale",)),
+    ],
+)
+def test_old_layers_are_not_silenced(architecture, silent):
     """`identity` zeroes the last maps of the inserted layers and of no other; all else is a copy."""
-    small, event = params_of("pre-learned-layer_norm"), event_of("lidas")
-    grown = grow_params(small, event, model=model_of("pre-learned-layer_norm"), init="identity", key=KEY)
+    small, event = params_of(architecture), event_of("lidas")
+    grown = grow_params(small, event, model=model_of(architecture), init="identity", key=KEY)
     for path, leaf in jax.tree_util.tree_leaves_with_path(grown["layers"]):
         names = [key.key for key in path]
         source = functools.reduce(lambda tree, name: tree[name], names, small["layers"])
         expected = np.asarray(source)[list(event.source)]
-        if names[:2] in (["attn", "o"], ["mlp", "down"]):
+        if ".".join(names).startswith(silent):
             expected[np.asarray(event.new)] = 0
         np.testing.assert_array_equal(leaf, expected, err_msg=str(names))

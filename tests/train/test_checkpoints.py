@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import assert_same_arrays, tiny_config
+from toys import assert_same_arrays, fresh_state, tiny_config
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.train import state as states
@@ -17,7 +17,7 @@ META = {"depth": 3, "window": {"loss": 1.5}}
 
 
 def items_at(depth: int, ema: bool = False):
-    return states.to_items(states.create(CFG.model, TX, depth, 0, ema=ema))
+    return states.to_items(fresh_state(CFG, TX, depth, ema=ema))
 
 
 def abstract_at(depth: int, ema: bool = False):

@@ -5,24 +5,22 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from toys import assert_same_arrays, stored, tiny_config, tiny_run
+from toys import EVERYTHING, assert_same_arrays, stored, tiny_config, tiny_run
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import init
-
-EMA = {"train": {"ema_decay": 0.9, "accumulation": 2}}
 
 
 def follower(tmp_path, directory, what="params", step=0, **changes):
     """A run of three layers from the start that takes up another's state."""
     source = {"path": str(directory), "what": what, "step": step}
-    base = {"growth": {"operator": "none"}, "init_from": source, **EMA}
+    base = {**EVERYTHING, "growth": {"operator": "none"}, "init_from": source}
     return tiny_run(tmp_path / "follower", tiny_config(**(base | changes)))
 
 
 def test_parameters_only(uninterrupted, tmp_path):
-    state = follower(tmp_path, uninterrupted(EMA))._from_other_run()
-    params = stored(uninterrupted(EMA), 12)
+    state = follower(tmp_path, uninterrupted(EVERYTHING))._from_other_run()
+    params = stored(uninterrupted(EVERYTHING), 12)
     assert_same_arrays(jax.tree.map(np.asarray, state.params), params)
     assert_same_arrays(jax.tree.map(np.asarray, state.ema), params)  # the average starts there too
     assert int(state.step) == 0 and state.lineage.tolist() == [[0, 1, 2]]
@@ -31,10 +29,10 @@ def test_parameters_only(uninterrupted, tmp_path):
 
 def test_everything(uninterrupted, tmp_path):
     """Moments, average and lineage too; the schedule and the data start at step 0."""
-    state = follower(tmp_path, uninterrupted(EMA), what="all")._from_other_run()
-    training = stored(uninterrupted(EMA), 12, "training")
-    assert_same_arrays(jax.tree.map(np.asarray, state.params), stored(uninterrupted(EMA), 12))
-    assert_same_arrays(jax.tree.map(np.asarray, state.ema), stored(uninterrupted(EMA), 12, "ema"))
+    state = follower(tmp_path, uninterrupted(EVERYTHING), what="all")._from_other_run()
+    training = stored(uninterrupted(EVERYTHING), 12, "training")
+    assert_same_arrays(jax.tree.map(np.asarray, state.params), stored(uninterrupted(EVERYTHING), 12))
+    assert_same_arrays(jax.tree.map(np.asarray, state.ema), stored(uninterrupted(EVERYTHING), 12, "ema"))
     for found, wanted in zip(
         jax.tree.leaves(state.opt_state), jax.tree.leaves(training["opt_state"]), strict=True
     ):
@@ -44,13 +42,15 @@ def test_everything(uninterrupted, tmp_path):
 
 
 def test_a_named_step(uninterrupted, tmp_path):
-    run = follower(tmp_path, uninterrupted(EMA), step=4, depth=1)
-    assert_same_arrays(jax.tree.map(np.asarray, run._from_other_run().params), stored(uninterrupted(EMA), 4))
+    run = follower(tmp_path, uninterrupted(EVERYTHING), step=4, depth=1)
+    assert_same_arrays(
+        jax.tree.map(np.asarray, run._from_other_run().params), stored(uninterrupted(EVERYTHING), 4)
+    )
 
 
 def test_another_depth_is_refused_before_anything_is_written(uninterrupted, tmp_path):
     with pytest.raises(UserError, match=r"step 8 has depth 2, this run starts at depth 3.*start_depth=2"):
-        follower(tmp_path, uninterrupted(EMA), step=8)
+        follower(tmp_path, uninterrupted(EVERYTHING), step=8)
     assert list((tmp_path / "follower").iterdir()) == []
 
 
@@ -60,7 +60,7 @@ def test_another_depth_is_refused_before_anything_is_written(uninterrupted, tmp_
 )
 def test_what_is_not_there_is_named(uninterrupted, tmp_path, path, step, message):
     with pytest.raises(UserError, match=message):
-        follower(tmp_path, uninterrupted(EMA) / path, step=step)
+        follower(tmp_path, uninterrupted(EVERYTHING) / path, step=step)
 
 
 def test_a_run_without_checkpoints_is_named(tmp_path):
@@ -72,9 +72,9 @@ def test_a_run_without_checkpoints_is_named(tmp_path):
 def test_own_checkpoint_comes_first(uninterrupted, tmp_path):
     """Even where the other run is gone by now."""
     directory = tmp_path / "run"
-    shutil.copytree(uninterrupted(EMA), directory)
+    shutil.copytree(uninterrupted(EVERYTHING), directory)
     (directory / "DONE").unlink()
-    run = tiny_run(directory, tiny_config(**EMA, init_from={"path": str(tmp_path / "gone")}))
+    run = tiny_run(directory, tiny_config(**EVERYTHING, init_from={"path": str(tmp_path / "gone")}))
     assert run.train()["steps"] == 12 and run.compilations == 0
 
 

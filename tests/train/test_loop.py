@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from toys import planned_rate, stop_after, stored, tiny_config, tiny_run
+from toys import EVERYTHING, merged, planned_rate, stop_after, stored, tiny_config, tiny_run
 
 from depthgrow_jax.errors import Diverged, Preempted, UserError
 from depthgrow_jax.train.checkpoints import Checkpoints
@@ -17,12 +17,9 @@ from depthgrow_jax.train.rundir import read_json, read_metrics
 from depthgrow_jax.train.signals import StopRequest
 
 # Every step logged and kept; depth 1, 2, 3 from steps 0, 4, 8.
-WATCHED = {
-    "optimizer": {"schedule": "cosine", "final_fraction": 0.1},
-    "growth": {"rewarmup_steps": 3},
-    "train": {"log_every": 1, "eval_every": 0},
-    "checkpoint": {"every": 1, "keep": 100},
-}
+WATCHED = merged(
+    EVERYTHING, {"train": {"log_every": 1, "eval_every": 0}, "checkpoint": {"every": 1, "keep": 100}}
+)
 
 
 def compiled(caplog, name: str) -> int:
@@ -37,23 +34,16 @@ def watch_compiles(caplog):
         yield caplog
 
 
-def test_one_compilation_for_each_depth(tmp_path, watch_compiles, monkeypatch):
+def test_one_compilation_for_each_depth(tmp_path, watch_compiles):
     """XLA's own log, not the loop's count: three depths, and after a resume the two that are left."""
-    monkeypatch.setattr(StopRequest, "asked", stop_after(6))
-    run = tiny_run(tmp_path / "run", tiny_config(**WATCHED))
-    with pytest.raises(Preempted):
-        run.train()
-    assert compiled(watch_compiles, "train_step") == compiled(watch_compiles, "eval_step") == 2
-    assert run.compilations == 2
-    watch_compiles.clear()
-    monkeypatch.setattr(StopRequest, "asked", stop_after(None))
-    run = tiny_run(tmp_path / "run", tiny_config(**WATCHED))
-    assert run.train()["compilations"] == 2
-    assert compiled(watch_compiles, "train_step") == compiled(watch_compiles, "eval_step") == 2
-    watch_compiles.clear()
-    run = tiny_run(tmp_path / "whole", tiny_config(**WATCHED))
+    run = tiny_run(tmp_path, tiny_config(**WATCHED))
     assert run.train()["compilations"] == run.spec.plan["compilations"] == 3
     assert compiled(watch_compiles, "train_step") == compiled(watch_compiles, "eval_step") == 3
+    for step in range(7, 13):
+        shutil.rmtree(tmp_path / "checkpoints" / str(step))
+    watch_compiles.clear()
+    assert tiny_run(tmp_path, tiny_config(**WATCHED)).train()["compilations"] == 2
+    assert compiled(watch_compiles, "train_step") == compiled(watch_compiles, "eval_step") == 2
 
 
 def test_metrics_follow_the_plan(uninterrupted):
@@ -61,7 +51,7 @@ def test_metrics_follow_the_plan(uninterrupted):
     cfg, directory = tiny_config(**WATCHED), uninterrupted(WATCHED)
     lines = [line for line in read_metrics(directory) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, 13))
-    wanted = [planned_rate(cfg.optimizer, 12, step, events=(4, 8), rewarmup=3) for step in range(12)]
+    wanted = [planned_rate(cfg.optimizer, 12, step, events=(4, 8), rewarmup=2) for step in range(12)]
     np.testing.assert_allclose([line["learning_rate"] for line in lines], wanted, rtol=1e-5)
     assert [line["depth"] for line in lines] == [1] * 4 + [2] * 4 + [3] * 4
     assert [line["stage"] for line in lines] == [line["depth"] for line in lines]
@@ -109,7 +99,7 @@ def test_checkpoints_say_what_they_hold(uninterrupted):
 
 
 def test_validation_is_logged_when_due_and_at_the_end(uninterrupted):
-    directory = uninterrupted({})
+    directory = uninterrupted(EVERYTHING)
     lines = [line for line in read_metrics(directory) if "val_loss" in line]
     assert [line["step"] for line in lines] == [6, 12]
     for line in lines:
@@ -123,7 +113,7 @@ def test_validation_is_logged_when_due_and_at_the_end(uninterrupted):
 def test_a_window_is_the_mean_of_its_steps(uninterrupted):
     """`log_every=3` gives the means of the lines of `log_every=1`."""
     each = {line["step"]: line for line in read_metrics(uninterrupted(WATCHED)) if "loss" in line}
-    changes = {**WATCHED, "train": {"log_every": 5, "eval_every": 0}}
+    changes = merged(WATCHED, {"train": {"log_every": 5}})
     lines = [line for line in read_metrics(uninterrupted(changes)) if "loss" in line]
     assert [line["step"] for line in lines] == [5, 10, 12]
     for first, line in zip((1, 6, 11), lines, strict=True):
@@ -136,6 +126,7 @@ def test_a_window_is_the_mean_of_its_steps(uninterrupted):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, every):
     """Step and last good checkpoint are named, nothing is saved after it."""
     cfg = tiny_config(
+        depth=1,
         growth={"operator": "none"},
         optimizer={"name": "sgd", "learning_rate": 1e30, "clip_norm": 0.0, "warmup_steps": 0},
         checkpoint={"every": every},
@@ -155,14 +146,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, every):
 def test_asked_during_the_last_step_the_run_finishes_and_what_follows_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr(StopRequest, "asked", stop_after(12))
     with pytest.raises(Preempted, match="finished, then stopped as asked"):
-        tiny_run(tmp_path / "run", tiny_config()).train()
+        tiny_run(tmp_path / "run", tiny_config(**EVERYTHING)).train()
     assert finished(tmp_path / "run")["steps"] == 12
 
 
 def test_data_that_changed_is_refused(uninterrupted, tmp_path):
     directory = tmp_path / "run"
-    shutil.copytree(uninterrupted({}), directory)
-    run = tiny_run(directory, tiny_config())
+    shutil.copytree(uninterrupted(EVERYTHING), directory)
+    run = tiny_run(directory, tiny_config(**EVERYTHING))
     run.batches.data_hash = "other"
     with pytest.raises(UserError, match=r"trained on other data \(hash toy, now other\)"):
         run.train()
@@ -171,14 +162,14 @@ def test_data_that_changed_is_refused(uninterrupted, tmp_path):
 def test_a_checkpoint_of_another_plan_is_refused(uninterrupted, tmp_path):
     """Both depths are named; nothing on disk is lost."""
     directory = tmp_path / "run"
-    shutil.copytree(uninterrupted({}), directory)
-    cfg = tiny_config(depth=2, growth={"boundaries": (4,)})
+    shutil.copytree(uninterrupted(EVERYTHING), directory)
+    cfg = tiny_config(**merged(EVERYTHING, {"depth": 2, "growth": {"boundaries": (4,)}}))
     with pytest.raises(UserError, match=r"has depth 3 in stage 3; the depths of this plan are \[1, 2\]"):
         tiny_run(directory, cfg).train()
     assert Checkpoints(directory / "checkpoints", writable=False).latest() == 12
 
 
 def test_done_holds_json(uninterrupted):
-    done = read_json(uninterrupted({}) / "DONE")
+    done = read_json(uninterrupted(EVERYTHING) / "DONE")
     assert json.loads(json.dumps(done)) == done
     assert set(done["seconds"]) == {"compile", "step", "evaluate", "save", "grow"}

@@ -6,7 +6,7 @@ import pty
 import re
 
 import pytest
-from toys import tiny_config, tiny_run
+from toys import EVERYTHING, merged, tiny_config, tiny_run
 
 from depthgrow_jax.train.progress import Progress
 
@@ -78,7 +78,7 @@ def test_silent_processes_show_nothing(terminal):
 
 
 def test_a_run_reports_its_stages_and_growth(tmp_path, capsys):
-    tiny_run(tmp_path / "run", tiny_config(train={"log_every": 1})).train()
+    tiny_run(tmp_path / "run", tiny_config(**merged(EVERYTHING, {"train": {"log_every": 1}}))).train()
     shown = capsys.readouterr().err
     assert re.search(r"tiny: step 12/12 stage 3/3 depth 3 loss \d\.\d{4} [\d,]+ tokens/s ETA 0:00\n", shown)
     assert "tiny: grows to depth 2 after step 4\n" in shown and "tiny: grows to depth 3 after step 8" in shown

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from toys import (
+    EVERYTHING,
     assert_same_run,
     in_fresh_process,
     lines_of,
@@ -16,11 +17,7 @@ from depthgrow_jax.errors import Preempted
 from depthgrow_jax.train.loop import finished
 from depthgrow_jax.train.signals import StopRequest
 
-# Events after 4 and 8 of 12 steps; gradient accumulation, a moving average, a gate and a re-warm-up on.
-CAUSAL = {
-    "train": {"accumulation": 2, "ema_decay": 0.9},
-    "growth": {"gate": "linear", "gate_steps": 3, "rewarmup_steps": 2},
-}
+CAUSAL = EVERYTHING
 # One event after 4 of 8 steps; random draws in every step, and fresh layers.
 MASKED = {
     "depth": 2,
