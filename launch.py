@@ -76,7 +76,7 @@ VERBS = {"train": train, "plan": plan}
 
 
 def _load(argument: str) -> ConfigDict:
-    """The config of a `--config` argument. Raises `UserError` saying what is wrong with the file, and where."""
+    """The config of a `--config` argument. Raises `UserError` saying what is wrong with it, and where."""
     path, *variant = argument.split(":", 1)
     if not os.path.isfile(path):
         raise UserError(f"--config={argument}: no such file; for example --config=configs/quickstart.py")

@@ -77,8 +77,8 @@ FREE_FIELDS = (
 def base_config(preset: str = "") -> ConfigDict:
     """A locked `ConfigDict` of all fields at their defaults, for config files to edit.
 
-    Besides the fields of `RunConfig` (less `seed`) it has `seeds`, a tuple, and `arms`, a dict from an arm's name
-    to a nested dict of overrides: `{"midas": {"growth": {"operator": "midas"}}}`.
+    Besides the fields of `RunConfig` (less `seed`) it has `seeds`, a tuple, and `arms`, a dict from an
+    arm's name to a nested dict of overrides: `{"midas": {"growth": {"operator": "midas"}}}`.
 
     Args:
       preset: a key of `depthgrow_jax.model.PRESETS`, or empty.

@@ -130,8 +130,8 @@ class _Job(NamedTuple):
 def train_experiment(experiment: Experiment, workdir: str) -> int:
     """Runs every (arm, seed) that is not finished, in turn, and writes the summary and its figures.
 
-    Directories, data, devices and starting points of all runs are checked before the first one trains or anything
-    is written. Returns the exit code: 0, or 3 if a run diverged (the others are still run).
+    Directories, data, devices and starting points of all runs are checked before the first one trains or
+    anything is written. Returns the exit code: 0, or 3 if a run diverged (the others are still run).
 
     Raises `UserError` for anything the user can mend, `Preempted` when asked to stop.
     """

@@ -22,8 +22,8 @@ from depthgrow_jax.growth import check_like
 class Checkpoints:
     """The `checkpoints/` of one run directory.
 
-    Saving is asynchronous and atomic: a step exists only when it is complete, and what a killed process leaves half-written
-    is ignored and later removed.
+    Saving is asynchronous and atomic: a step exists only when it is complete, and what a killed process
+    leaves half-written is ignored and later removed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Checkpoints:
         return restored
 
     def _check_stored(self, step: int, name: str, abstract: Any) -> None:
-        """Raises `ValueError` unless the item is stored in these shapes and dtypes: Orbax would cast in silence."""
+        """Raises `ValueError` unless an item is stored in these shapes and dtypes: Orbax casts in silence."""
         path = epath.Path(self.directory.absolute()) / str(step) / name
         stored = _described(ocp.StandardCheckpointHandler().metadata(path).tree)
         wanted = _described(abstract)
@@ -101,7 +101,7 @@ class Checkpoints:
                 raise ValueError(f"{name}.{leaf} is {stored.get(leaf)}, must be {wanted.get(leaf)}")
 
     def save(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Starts writing a step; returns when the arrays are copied. Raises `RuntimeError` if it is refused."""
+        """Starts writing a step; returns when the arrays are copied. Raises `RuntimeError` if refused."""
         args: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         # A copy: the JSON is written in the background, while the run's sums and clocks go on.
         args["meta"] = ocp.args.JsonSave(copy.deepcopy(meta))

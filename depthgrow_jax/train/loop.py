@@ -183,12 +183,13 @@ class Run:
         planned = [planned.depth for planned in self.spec.stages]
         if planned[stage : stage + 1] != [meta["depth"]]:
             raise UserError(
-                f"{where}: has depth {meta['depth']} in stage {stage + 1}; the depths of this plan are {planned}"
+                f"{where}: has depth {meta['depth']} in stage {stage + 1}; "
+                f"the depths of this plan are {planned}"
             )
         if meta["data_hash"] != self.batches.data_hash:
             raise UserError(
-                f"{where}: was trained on other data (hash {meta['data_hash']}, now {self.batches.data_hash}); "
-                "restore the files or use another workdir"
+                f"{where}: was trained on other data (hash {meta['data_hash']}, now "
+                f"{self.batches.data_hash}); restore the files or use another workdir"
             )
 
     def _other_checkpoint(self) -> tuple[Checkpoints, int, dict[str, Any]]:
@@ -206,8 +207,9 @@ class Run:
         meta = other.meta(step)
         if meta["depth"] != depth:
             raise UserError(
-                f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at depth "
-                f"{depth}; set growth.start_depth={meta['depth']}, or name another of the steps {other.steps()}"
+                f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at "
+                f"depth {depth}; set growth.start_depth={meta['depth']}, or name another of the steps "
+                f"{other.steps()}"
             )
         return other, step, meta
 
@@ -251,7 +253,7 @@ class Run:
         return jax.jit(event_fn, out_shardings=sharding.state_shardings(self.mesh, abstract))(state)
 
     def _compile(self, state: states.TrainState):
-        """Executables of the train and eval step for the state's depth. Ahead of time: they cannot retrace."""
+        """Train and eval step for the state's depth, compiled ahead of time: they cannot retrace."""
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
         rows, width = self.spec.train.batch_size, self.spec.train.sequence_length + 1
         on_batch = sharding.batch_sharding(self.mesh)

@@ -27,7 +27,7 @@ def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
 def part_labels(params) -> dict[str, str]:
     """Which of the two parts, `layers` or `rest`, each top-level group of parameters belongs to."""
     return {
-        group: jax.tree.map(lambda _: "layers" if group == "layers" else "rest", tree)
+        group: jax.tree.map(lambda _, label="layers" if group == "layers" else "rest": label, tree)
         for group, tree in params.items()
     }
 

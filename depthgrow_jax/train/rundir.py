@@ -97,7 +97,7 @@ class MetricsLog:
         self._events = SummaryWriter(
             str(directory),
             purge_step=step + 1 if step else None,
-            filename_suffix=f".{step}",  # the name's own clock counts seconds: a quick resume must not overwrite
+            filename_suffix=f".{step}",  # the name's clock counts seconds: a quick resume must not overwrite
             write_to_disk=True,
         )
 

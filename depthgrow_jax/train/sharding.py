@@ -42,8 +42,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def state_shardings(mesh: Mesh, state):
     """A sharding for each leaf: the largest axis that `fsdp` divides is split over it.
 
-    The layer axis is never split: growth changes it, and every device runs every layer. A leaf without such an axis
-    is replicated. The rule looks at shapes only, so moments lie where their parameters lie.
+    The layer axis is never split: growth changes it, and every device runs every layer. A leaf without such
+    an axis is replicated. The rule looks at shapes only, so moments lie where their parameters lie.
     """
     size = mesh.shape["fsdp"]
 

@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 class StopRequest:
     """Context manager in which SIGTERM and SIGINT only set a flag, which the loop reads between steps.
 
-    A second signal acts as it would have without it. With several processes JAX's preemption service decides at
-    which step all of them stop.
+    A second signal acts as it would have without it. With several processes JAX's preemption service decides
+    at which step all of them stop.
     """
 
     def __init__(self):

@@ -98,7 +98,7 @@ def make_train_step(
 
 
 def make_eval_step(cfg: StepConfig):
-    """The function `(state, tokens [B, T+1], index) -> (cross-entropy [B], targets [B])`, sums of each sequence.
+    """The function `(state, tokens [B, T+1], index) -> (cross-entropy [B], targets [B])`, sums by sequence.
 
     The moving average is evaluated where there is one. `index` numbers the batch: the same batch is always
     corrupted the same way.
