@@ -19,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from depthgrow_jax.allocator import keep_freed_memory
 from depthgrow_jax.errors import Diverged, Preempted, UserError
 
 FLAGS = flags.FLAGS
@@ -60,6 +61,7 @@ def plan() -> int:
 
 def train() -> int:
     """Trains every arm and seed that is not finished, resuming where one was stopped."""
+    keep_freed_memory()
     experiment = _experiment()
     if not FLAGS.workdir:
         raise UserError("--workdir is missing: the directory that the runs are written to")
@@ -155,9 +157,8 @@ def _parse(argv: list[str]) -> str:
         message = _first_line(error) if config is None else _wrong_value(config, error)
         raise UserError(message) from error
     if not FLAGS["verbosity"].present:
-        logging.set_verbosity(
-            logging.ERROR
-        )  # what the libraries warn of is not for the reader of a progress bar
+        # What the libraries warn of is not for the reader of a progress bar.
+        logging.set_verbosity(logging.ERROR)
     if len(rest) != 1 or rest[0] not in VERBS:
         raise UserError(f"expected one verb, got {' '.join(rest) or 'none'}; legal: {', '.join(VERBS)}")
     return rest[0]

@@ -3,12 +3,15 @@
     python benchmarks/train_throughput.py [--rounds 5] [--steps 4]
 
 8 layers, width 256, 4 heads, MLP 768, vocabulary 4096, tied embeddings, sequence 256, batch 8, AdamW with
-clipping at 1.0, float32, all cores. Each contender is a process of its own; the parent lets them work in turn, one
-at a time, so that a drift of the machine hits all of them. A round of a contender times `--steps` steps; printed
-are medians over rounds, and the median of the ratio to PyTorch eager within each round.
+clipping at 1.0, float32, all cores. Each contender is a process of its own; the parent lets them work in
+turn, one at a time, so that a drift of the machine hits all of them. A round of a contender times `--steps`
+steps; printed are medians over rounds, and the median of the ratio to PyTorch eager within each round.
 
 The grown variant is the LIDAS schedule 2 -> 4 -> 6 -> 8 (PROP-1): its throughput is that of the whole run,
 put together from the measured step time of every depth.
+
+`launch.py` makes glibc keep freed memory (`depthgrow_jax/allocator.py`); both frameworks are measured with
+and without.
 
 Needs requirements-dev.txt.
 """
@@ -23,10 +26,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from depthgrow_jax.allocator import keep_freed_memory
+
 SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "mlp_dim": 768, "vocab_size": 4096}
 DEPTHS = (2, 4, 6, 8)
 BATCH, LENGTH = 8, 256
-CONTENDERS = ("depthgrow", "depthgrow unrolled", "torch eager", "torch.compile")
+CONTENDERS = {
+    # name: (framework, unrolled or compiled, the allocator settings of launch.py)
+    "depthgrow": ("jax", False, True),
+    "depthgrow unrolled": ("jax", True, True),
+    "depthgrow, default malloc": ("jax", False, False),
+    "torch eager": ("torch", False, False),
+    "torch eager, same malloc": ("torch", False, True),
+    "torch.compile": ("torch", True, False),
+}
 BASELINE = "torch eager"
 
 
@@ -127,10 +142,10 @@ def torch_steps(compiled: bool):
 
 def worker(name: str) -> None:
     """Answers `depth steps` lines on stdin with seconds on stdout; `matmul` with FLOP/s."""
-    if name.startswith("torch"):
-        at_depth, product = torch_steps(compiled=name == "torch.compile")
-    else:
-        at_depth, product = depthgrow_steps(unrolled=name.endswith("unrolled"))
+    framework, option, keeps_memory = CONTENDERS[name]
+    if keeps_memory:
+        keep_freed_memory()
+    at_depth, product = torch_steps(option) if framework == "torch" else depthgrow_steps(option)
     runs = {}
     for line in sys.stdin:
         if line.strip() == "matmul":
@@ -152,13 +167,12 @@ def worker(name: str) -> None:
 class Contender:
     """A worker process."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))},
         )
 
     def ask(self, line: str) -> float:
@@ -187,14 +201,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--contenders", default=";".join(CONTENDERS), help="some of them, between semicolons")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return worker(arguments.worker)
 
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    names = arguments.contenders.split(",")
+    names = arguments.contenders.split(";")
     contenders = {name: Contender(name) for name in names}
     times = {name: {depth: [] for depth in DEPTHS} for name in names}
     peaks = {name: [] for name in names}
@@ -213,10 +226,8 @@ def main() -> None:
         contender.close()
 
     batch_tokens = BATCH * LENGTH
-    print(
-        f"\n{os.cpu_count()} cores, {arguments.rounds} rounds of {arguments.steps} steps; tokens/s: median (min-max)"
-    )
-    print("| run | contender | tokens/s | to torch eager | GFLOP/s | of a plain matmul |")
+    print(f"\n{os.cpu_count()} cores, {arguments.rounds} rounds of {arguments.steps} steps")
+    print("| run | contender | tokens/s, median (min-max) | to torch eager | GFLOP/s | of a plain matmul |")
     print("|---|---|---|---|---|---|")
     for title in ("static, 8 layers", "grown, 2-4-6-8 layers"):
         static = title.startswith("static")

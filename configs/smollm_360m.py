@@ -1,17 +1,19 @@
 """The 360M model of Kapl et al. 2025 (arXiv 2512.08819, appendix A), to the letter where it is stated.
 
     python launch.py plan  --config=configs/smollm_360m.py:lidas
-    python launch.py train --config=configs/smollm_360m.py:lidas --workdir=DIR --config.data.tokenizer=cosmo2/tokenizer.json
+    python launch.py train --config=configs/smollm_360m.py:lidas --workdir=DIR
 
-32 layers, width 960, 15 query and 5 key/value heads, MLP 2560, vocabulary 49,152 (cosmo2), tied embeddings,
-context 2048, 200,000 steps of 2^20 tokens; growth in blocks of 4 by PROP-1 over the first 170,000 steps. The grown
-arms use exactly the hyper-parameters of the static one. Not stated in the paper, and therefore our choice: Adam's
-moments and epsilon, the initialisation (0.02), bfloat16 compute.
+32 layers, width 960, 15 query and 5 key/value heads, MLP 2560, vocabulary 49,152 (cosmo2), tied
+embeddings, context 2048, 200,000 steps of 2^20 tokens; growth in blocks of 4 by PROP-1 over the first
+170,000 steps. The grown arms use exactly the hyper-parameters of the static one. Not stated in the paper,
+and therefore our choice: Adam's moments and epsilon, the initialisation (0.02), bfloat16 compute.
 
-Cost, by `plan`: static 613,527 PFLOPs, grown 476,148. The paper's machine for the static run: 64 A100-40GB, 1.5 days.
+Cost, by `plan`: static 613,527 PFLOPs, grown 476,148. The paper's machine for the static run: 64
+A100-40GB, 1.5 days.
 
-The corpora must be on disk, written by `datasets.save_to_disk` below `$DEPTHGROW_DATA`; a run reads all its documents into
-memory, so at this scale give every component its `max_bytes`, or a machine that holds them.
+The corpora (written by `datasets.save_to_disk`) and `cosmo2/tokenizer.json` are looked for below
+`$DEPTHGROW_DATA`. A run reads its documents into memory once, so at this scale give every component its
+`max_bytes`, or a machine that holds them.
 """
 
 from depthgrow_jax.config import base_config

@@ -13,15 +13,15 @@ from depthgrow_jax.errors import Diverged, UserError
 from depthgrow_jax.growth.cost import tree_bytes
 from depthgrow_jax.report.lineage import lineage_figure
 from depthgrow_jax.report.summary import write_summary
-from depthgrow_jax.train.loop import Run, RunSpec, finished
-from depthgrow_jax.train.optimizer import make_optimizer
-from depthgrow_jax.train.rundir import (
+from depthgrow_jax.rundir import (
     bind_config,
     check_config,
     open_directory,
     resolve_directory,
     write_json,
 )
+from depthgrow_jax.train.loop import Run, RunSpec, finished
+from depthgrow_jax.train.optimizer import make_optimizer
 from depthgrow_jax.train.state import abstract_state
 
 
@@ -83,7 +83,10 @@ def plan_experiment(experiment: Experiment) -> str:
 
 
 def draw_stages(experiment: Experiment, path: str) -> None:
-    """Draws the stages of every arm that grows. Raises `UserError` if no arm does, or `path` cannot be written."""
+    """Draws the stages of every arm that grows.
+
+    Raises `UserError` if no arm does, or `path` cannot be written.
+    """
     arms = {
         arm or cfg.name or "run": validate(cfg)
         for (arm, _), cfg in experiment.runs.items()

@@ -9,7 +9,7 @@ from toys import MASK, SEPARATOR, TINY, VOCABULARY, ToyBatches, lines_of, merged
 from depthgrow_jax import experiment as glue
 from depthgrow_jax.config import base_config, parse
 from depthgrow_jax.errors import Preempted, UserError
-from depthgrow_jax.train.rundir import read_json
+from depthgrow_jax.rundir import read_json
 from depthgrow_jax.train.signals import StopRequest
 
 pytestmark = pytest.mark.usefixtures("compile_cache")

@@ -10,8 +10,8 @@ import time
 import pytest
 from toys import ROOT, assert_same_run, write_config
 
+from depthgrow_jax.rundir import read_metrics
 from depthgrow_jax.train.checkpoints import Checkpoints
-from depthgrow_jax.train.rundir import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 

@@ -19,11 +19,11 @@ import numpy as np
 from depthgrow_jax.config import RunConfig, from_dict
 from depthgrow_jax.errors import Preempted
 from depthgrow_jax.experiment import run_spec
+from depthgrow_jax.rundir import read_metrics
 from depthgrow_jax.train import state as states
 from depthgrow_jax.train.checkpoints import Checkpoints
 from depthgrow_jax.train.config import OptimizerConfig
 from depthgrow_jax.train.loop import Run
-from depthgrow_jax.train.rundir import read_metrics
 from depthgrow_jax.train.signals import StopRequest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -45,7 +45,8 @@ def silent_leaves(model: ModelConfig) -> tuple[tuple[str, ...], ...]:
 
     The last linear map of each sub-layer, as in LLaMA-Pro (arXiv 2401.02415): its gradient does not vanish,
     so the layer learns. With a norm after the sub-layer (`sandwich`) that map is the norm's scale. A learned
-    residual scale comes after all of them, and is the one zero then: two in a row would stop each other's gradient.
+    residual scale comes after all of them and is the one zero then: two in a row would stop each other's
+    gradient.
     """
     if model.residual_scaling == "learned":
         return (("residual_scale",),)

@@ -7,7 +7,7 @@ from typing import Any
 
 from depthgrow_jax.growth.plan import FLOP_UNITS, scaled
 from depthgrow_jax.report.figures import loss_figure
-from depthgrow_jax.train.rundir import read_metrics, write_json
+from depthgrow_jax.rundir import read_metrics, write_json
 
 
 def _spread(values: list[float], digits: int = 4) -> str:
@@ -93,10 +93,11 @@ def _markdown(rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     notes = [
         "",
-        "Losses are cross-entropy in nats a target: `train` the mean over the last twentieth of the steps, `val` on "
-        "held-out documents at the last step. ± is the sample standard deviation over seeds; the interval is a 95% bootstrap "
-        "over validation sequences (one seed). FLOPs are analytic (docs/method.md). Seconds are means over seeds; "
-        "evaluation, growth and saving are counted apart, in summary.json.",
+        "Losses are cross-entropy in nats a target: `train` the mean over the last twentieth of the steps, "
+        "`val` on held-out documents at the last step. ± is the sample standard deviation over seeds; the "
+        "interval is a 95% bootstrap over validation sequences (one seed). FLOPs are analytic "
+        "(docs/method.md). Seconds are means over seeds; evaluation, growth and saving are counted apart, in "
+        "summary.json.",
     ]
     notes += [f"- {r['directory']} diverged: {r['diverged']}" for r in results if "diverged" in r]
     return "\n".join(lines + notes) + "\n"

@@ -57,7 +57,7 @@ class TrainConfig:
       z_loss: weight of the squared log-partition in the training loss.
       ema_decay: decay of a moving average of the parameters; 0 for none.
       log_every, eval_every: steps between lines of `metrics.jsonl`; 0 evaluates only at the end.
-      eval_batches: validation batches in one evaluation, at most.
+      eval_batches: validation batches of `batch_size` sequences in one evaluation, at most.
     """
 
     objective: str = "causal"

@@ -13,78 +13,26 @@ import contextlib
 import math
 import pathlib
 import time
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from depthgrow_jax import growth
-from depthgrow_jax.errors import Diverged, Preempted, UserError
-from depthgrow_jax.growth import GrowthConfig, Stage
-from depthgrow_jax.model import ModelConfig, num_params
+from depthgrow_jax.errors import Diverged, Preempted
+from depthgrow_jax.model import num_params
+from depthgrow_jax.rundir import MetricsLog, read_json, read_metrics, started, write_json
 from depthgrow_jax.stats import bootstrap_interval
 from depthgrow_jax.train import sharding
 from depthgrow_jax.train import state as states
-from depthgrow_jax.train.checkpoints import Checkpoints, with_shardings
-from depthgrow_jax.train.config import (
-    CheckpointConfig,
-    InitFromConfig,
-    MeshConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from depthgrow_jax.train.checkpoints import Checkpoints
 from depthgrow_jax.train.objective import SpecialTokens
 from depthgrow_jax.train.optimizer import make_optimizer
 from depthgrow_jax.train.progress import Progress
-from depthgrow_jax.train.rundir import MetricsLog, read_json, read_metrics, started, write_json
 from depthgrow_jax.train.signals import StopRequest
+from depthgrow_jax.train.spec import Batches, RunSpec
+from depthgrow_jax.train.start import Setup, first_state, other_checkpoint, shardings_of
 from depthgrow_jax.train.step import GROWTH, StepConfig, make_eval_step, make_train_step
-
-
-class Batches(Protocol):
-    """What training needs of a corpus; `depthgrow_jax.data.Corpus` is one."""
-
-    @property
-    def data_hash(self) -> str: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def separator_id(self) -> int: ...
-
-    @property
-    def mask_id(self) -> int: ...
-
-    def train_batch(
-        self, step: int, batch_size: int, seed: int, *, process_index: int, process_count: int
-    ) -> np.ndarray:
-        """`[batch_size / process_count, T + 1]`, a pure function of its arguments."""
-        ...
-
-    def validation_batches(
-        self, batch_size: int, max_batches: int, *, process_index: int, process_count: int
-    ) -> Iterable[np.ndarray]:
-        """The same batches at every call, `[batch_size / process_count, T + 1]` each."""
-        ...
-
-
-class RunSpec(NamedTuple):
-    """Everything that decides a run. `label` is shown; `plan` and `config_hash` are recorded."""
-
-    label: str
-    seed: int
-    model: ModelConfig
-    growth: GrowthConfig
-    train: TrainConfig
-    optimizer: OptimizerConfig
-    checkpoint: CheckpointConfig
-    mesh: MeshConfig
-    init_from: InitFromConfig
-    stages: tuple[Stage, ...]
-    plan: dict[str, Any]
-    config_hash: str
 
 
 class _Clock:
@@ -128,8 +76,8 @@ class Run:
         """
         self.spec, self.batches, self.directory = spec, batches, directory
         self.total = spec.train.steps
-        self.mesh = sharding.make_mesh(spec.mesh, spec.train.batch_size // spec.train.accumulation)
-        self.tx = make_optimizer(spec.optimizer)
+        mesh = sharding.make_mesh(spec.mesh, spec.train.batch_size // spec.train.accumulation)
+        self.setup = Setup(spec, make_optimizer(spec.optimizer), mesh)
         events = tuple(stage.first for stage in spec.stages[1:])
         special = SpecialTokens(batches.vocab_size, batches.separator_id, batches.mask_id)
         self.step_config = StepConfig(
@@ -140,95 +88,7 @@ class Run:
         self.compilations = 0
         self.keep_steps = (*events, self.total)
         if spec.init_from.path and not started(directory):
-            self._other_checkpoint()
-
-    # ---- starting -----------------------------------------------------------------------------------------
-
-    def _abstract(self, depth: int, lineage_rows: int = 1):
-        abstract = states.abstract_state(
-            self.spec.model, self.tx, depth, ema=self.spec.train.ema_decay > 0, stages=lineage_rows
-        )
-        return with_shardings(abstract, sharding.state_shardings(self.mesh, abstract))
-
-    def _shardings(self, abstract):
-        return jax.tree.map(lambda leaf: leaf.sharding, abstract)
-
-    def _start(self) -> tuple[states.TrainState, dict[str, Any]]:
-        """The state to go on from, and its meta: own newest checkpoint, else `init_from`, else scratch."""
-        latest = self.checkpoints.latest()
-        if latest is not None:
-            meta = self.checkpoints.meta(latest)
-            self._check_resumable(latest, meta)
-            abstract = states.to_items(self._abstract(meta["depth"], len(meta["lineage"])))
-            return states.from_items(self.checkpoints.restore(latest, abstract)), meta
-        fresh = {"step": 0, "stage": 0, "seconds": {}, "window": {}, "evaluation": {}}
-        if self.spec.init_from.path:
-            return self._from_other_run(), fresh
-        abstract = self._abstract(self.spec.stages[0].depth)
-        make = jax.jit(
-            lambda: states.create(
-                self.spec.model,
-                self.tx,
-                self.spec.stages[0].depth,
-                self.spec.seed,
-                ema=self.spec.train.ema_decay > 0,
-            ),
-            out_shardings=self._shardings(abstract),
-        )
-        return make(), fresh
-
-    def _check_resumable(self, step: int, meta: dict[str, Any]) -> None:
-        where = self.checkpoints.directory / str(step)
-        stage = meta["stage"]
-        planned = [planned.depth for planned in self.spec.stages]
-        if planned[stage : stage + 1] != [meta["depth"]]:
-            raise UserError(
-                f"{where}: has depth {meta['depth']} in stage {stage + 1}; "
-                f"the depths of this plan are {planned}"
-            )
-        if meta["data_hash"] != self.batches.data_hash:
-            raise UserError(
-                f"{where}: was trained on other data (hash {meta['data_hash']}, now "
-                f"{self.batches.data_hash}); restore the files or use another workdir"
-            )
-
-    def _other_checkpoint(self) -> tuple[Checkpoints, int, dict[str, Any]]:
-        """The checkpoints that `init_from` names, the step to take, and its meta."""
-        source, depth = self.spec.init_from, self.spec.stages[0].depth
-        directory = pathlib.Path(source.path).expanduser() / "checkpoints"
-        if not directory.is_dir():
-            raise UserError(f"init_from.path={source.path!r}: no run with checkpoints there")
-        other = Checkpoints(directory, writable=False)
-        if not other.steps():
-            raise UserError(f"init_from.path={source.path!r}: holds no complete checkpoint")
-        step = source.step or other.latest()
-        if step not in other.steps():
-            raise UserError(f"init_from.step={source.step}: not saved in {directory}; legal: {other.steps()}")
-        meta = other.meta(step)
-        if meta["depth"] != depth:
-            raise UserError(
-                f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at "
-                f"depth {depth}; set growth.start_depth={meta['depth']}, or name another of the steps "
-                f"{other.steps()}"
-            )
-        return other, step, meta
-
-    def _from_other_run(self) -> states.TrainState:
-        """Parameters, or all, of another run's checkpoint, at step 0."""
-        source, depth = self.spec.init_from, self.spec.stages[0].depth
-        other, step, meta = self._other_checkpoint()
-        abstract = self._abstract(depth, len(meta["lineage"]))
-        items = states.to_items(abstract)
-        if source.what == "params":
-            params = other.restore(step, {"params": items["params"]})["params"]
-            make = jax.jit(
-                lambda p: states.from_params(p, self.tx, ema=self.spec.train.ema_decay > 0),
-                out_shardings=self._shardings(self._abstract(depth)),
-            )
-            return make(params)
-        state = states.from_items(other.restore(step, items))
-        restart = lambda s: s.replace(step=s.step * 0, born=s.born * 0 - 1)  # noqa: E731
-        return jax.jit(restart, out_shardings=self._shardings(abstract))(state)
+            other_checkpoint(spec)
 
     # ---- parts of the loop --------------------------------------------------------------------------------
 
@@ -243,27 +103,27 @@ class Run:
                 old,
                 event,
                 model=self.spec.model,
-                tx=self.tx,
+                tx=self.setup.tx,
                 key=key,
                 init=self.spec.growth.init,
                 optimizer=self.spec.growth.optimizer,
             )
 
         abstract = jax.eval_shape(event_fn, state)
-        return jax.jit(event_fn, out_shardings=sharding.state_shardings(self.mesh, abstract))(state)
+        return jax.jit(event_fn, out_shardings=sharding.state_shardings(self.setup.mesh, abstract))(state)
 
     def _compile(self, state: states.TrainState):
         """Train and eval step for the state's depth, compiled ahead of time: they cannot retrace."""
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
         rows, width = self.spec.train.batch_size, self.spec.train.sequence_length + 1
-        on_batch = sharding.batch_sharding(self.mesh)
+        on_batch = sharding.batch_sharding(self.setup.mesh)
         tokens = jax.ShapeDtypeStruct((rows, width), np.int32, sharding=on_batch)
         few = jax.ShapeDtypeStruct((rows // self.spec.train.accumulation, width), np.int32, sharding=on_batch)
-        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        replicated = jax.sharding.NamedSharding(self.setup.mesh, jax.sharding.PartitionSpec())
         train_step = jax.jit(
-            make_train_step(self.step_config, self.tx),
+            make_train_step(self.step_config, self.setup.tx),
             donate_argnums=0,
-            out_shardings=(self._shardings(abstract), replicated),
+            out_shardings=(shardings_of(abstract), replicated),
         )
         eval_step = jax.jit(make_eval_step(self.step_config), out_shardings=replicated)
         index = jax.ShapeDtypeStruct((), np.int32)
@@ -272,18 +132,18 @@ class Run:
 
     def _batch(self, step: int) -> jax.Array:
         rows = self.batches.train_batch(step, self.spec.train.batch_size, self.spec.seed, **self.process)
-        return sharding.shard_batch(self.mesh, rows)
+        return sharding.shard_batch(self.setup.mesh, rows)
 
     def _evaluate(self, eval_fn, state) -> dict[str, float]:
-        """Validation loss, nats a target, with its 95% bootstrap interval over sequences."""
-        train = self.spec.train
-        batches = self.batches.validation_batches(
-            train.batch_size // train.accumulation, train.eval_batches, **self.process
-        )
-        results = [
-            eval_fn(state, sharding.shard_batch(self.mesh, rows), np.int32(i))
-            for i, rows in enumerate(batches)
-        ]
+        """Validation loss, nats a target, with its 95% bootstrap interval over sequences.
+
+        Always the same `eval_batches * batch_size` sequences, a microbatch at a time.
+        """
+        train, results = self.spec.train, []
+        for batch in self.batches.validation_batches(train.batch_size, train.eval_batches, **self.process):
+            for rows in np.split(batch, train.accumulation):
+                tokens = sharding.shard_batch(self.setup.mesh, rows)
+                results.append(eval_fn(state, tokens, np.int32(len(results))))
         losses = np.concatenate([np.asarray(loss) for loss, _ in results])
         targets = np.concatenate([np.asarray(count) for _, count in results])
         low, high = bootstrap_interval(losses, targets)
@@ -326,7 +186,7 @@ class Run:
         self.checkpoints = Checkpoints(
             self.directory / "checkpoints", keep=self.spec.checkpoint.keep, keep_steps=self.keep_steps
         )
-        state, meta = self._start()
+        state, meta = first_state(self.setup, self.checkpoints, self.batches.data_hash)
         step, stage = meta["step"], meta["stage"]
         self.saved = step if self.checkpoints.latest() is not None else None
         self.clock, self.window = _Clock(meta["seconds"]), _Window(meta["window"])

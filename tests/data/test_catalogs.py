@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import socket
 import sys
+from typing import ClassVar
 
 import pytest
 import tensorflow_datasets as tfds
@@ -18,7 +19,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder):
     """Six documents."""
 
     VERSION = tfds.core.Version("1.2.0")
-    SUPPORTED_VERSIONS = [tfds.core.Version("1.10.0")]
+    SUPPORTED_VERSIONS: ClassVar = [tfds.core.Version("1.10.0")]
 
     def _info(self):
         features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})

@@ -153,7 +153,7 @@ def test_mixture_components_of_one_size_differ_in_order(tmp_path, write_jsonl):
 
 
 def test_equal_documents_never_fall_on_both_sides(tmp_path, write_jsonl):
-    paths = [write_jsonl("x.jsonl", TEXTS + TEXTS[:20]), write_jsonl("y.jsonl", TEXTS[30:] + ["only in y"])]
+    paths = [write_jsonl("x.jsonl", TEXTS + TEXTS[:20]), write_jsonl("y.jsonl", [*TEXTS[30:], "only in y"])]
     cfg = mixture(tmp_path, write_jsonl, (1.0, 1.0))
     sources = [(n, dataclasses.replace(c, path=p)) for (n, c), p in zip(cfg.mixture, paths, strict=True)]
     data = get(dataclasses.replace(cfg, mixture=tuple(sources)))

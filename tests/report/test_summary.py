@@ -9,7 +9,7 @@ import pytest
 
 from depthgrow_jax.report.figures import loss_figure
 from depthgrow_jax.report.summary import summarise, write_summary
-from depthgrow_jax.train.rundir import read_json
+from depthgrow_jax.rundir import read_json
 
 
 def result(arm, seed, operator, flops, step_seconds, train, val):

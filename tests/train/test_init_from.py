@@ -9,6 +9,8 @@ from toys import EVERYTHING, assert_same_arrays, stored, tiny_config, tiny_run
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import init
+from depthgrow_jax.train.checkpoints import Checkpoints
+from depthgrow_jax.train.start import first_state, from_other_run
 
 
 def follower(tmp_path, directory, what="params", step=0, **changes):
@@ -19,7 +21,7 @@ def follower(tmp_path, directory, what="params", step=0, **changes):
 
 
 def test_parameters_only(uninterrupted, tmp_path):
-    state = follower(tmp_path, uninterrupted(EVERYTHING))._from_other_run()
+    state = from_other_run(follower(tmp_path, uninterrupted(EVERYTHING)).setup)
     params = stored(uninterrupted(EVERYTHING), 12)
     assert_same_arrays(jax.tree.map(np.asarray, state.params), params)
     assert_same_arrays(jax.tree.map(np.asarray, state.ema), params)  # the average starts there too
@@ -29,7 +31,7 @@ def test_parameters_only(uninterrupted, tmp_path):
 
 def test_everything(uninterrupted, tmp_path):
     """Moments, average and lineage too; the schedule and the data start at step 0."""
-    state = follower(tmp_path, uninterrupted(EVERYTHING), what="all")._from_other_run()
+    state = from_other_run(follower(tmp_path, uninterrupted(EVERYTHING), what="all").setup)
     training = stored(uninterrupted(EVERYTHING), 12, "training")
     assert_same_arrays(jax.tree.map(np.asarray, state.params), stored(uninterrupted(EVERYTHING), 12))
     assert_same_arrays(jax.tree.map(np.asarray, state.ema), stored(uninterrupted(EVERYTHING), 12, "ema"))
@@ -44,7 +46,7 @@ def test_everything(uninterrupted, tmp_path):
 def test_a_named_step(uninterrupted, tmp_path):
     run = follower(tmp_path, uninterrupted(EVERYTHING), step=4, depth=1)
     assert_same_arrays(
-        jax.tree.map(np.asarray, run._from_other_run().params), stored(uninterrupted(EVERYTHING), 4)
+        jax.tree.map(np.asarray, from_other_run(run.setup).params), stored(uninterrupted(EVERYTHING), 4)
     )
 
 
@@ -80,8 +82,7 @@ def test_own_checkpoint_comes_first(uninterrupted, tmp_path):
 
 def test_scratch_comes_last(tmp_path):
     run = tiny_run(tmp_path / "run", tiny_config(growth={"operator": "none"}))
-    run.checkpoints = type("None_", (), {"latest": lambda self: None})()
-    state, meta = run._start()
+    state, meta = first_state(run.setup, Checkpoints(tmp_path / "none"), "")
     assert meta["step"] == 0
     for found, wanted in zip(
         jax.tree.leaves(state.params),

@@ -11,9 +11,9 @@ import pytest
 from toys import EVERYTHING, merged, planned_rate, stop_after, stored, tiny_config, tiny_run
 
 from depthgrow_jax.errors import Diverged, Preempted, UserError
+from depthgrow_jax.rundir import read_json, read_metrics
 from depthgrow_jax.train.checkpoints import Checkpoints
 from depthgrow_jax.train.loop import finished
-from depthgrow_jax.train.rundir import read_json, read_metrics
 from depthgrow_jax.train.signals import StopRequest
 
 # Every step logged and kept; depth 1, 2, 3 from steps 0, 4, 8.
@@ -104,7 +104,7 @@ def test_validation_is_logged_when_due_and_at_the_end(uninterrupted):
     assert [line["step"] for line in lines] == [6, 12]
     for line in lines:
         assert line["val_loss_low"] < line["val_loss"] < line["val_loss_high"]
-        assert line["val_sequences"] == 2 * 4  # two batches of a microbatch's size
+        assert line["val_sequences"] == 2 * 8  # two batches, whatever the accumulation
     done = finished(directory)
     assert done["val_loss"] == lines[-1]["val_loss"]
     assert done["steps"] == 12 and done["depth"] == 3 and done["tokens"] == 12 * 64

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 from toys import ToyBatches, in_fresh_process, merged, stop_after, stored, tiny_config, tiny_run
 
 from depthgrow_jax.errors import Preempted, UserError
+from depthgrow_jax.rundir import read_metrics
 from depthgrow_jax.train import sharding
 from depthgrow_jax.train.config import MeshConfig
 from depthgrow_jax.train.loop import Run
-from depthgrow_jax.train.rundir import read_metrics
 from depthgrow_jax.train.signals import StopRequest
 
 # One growth event after 3 of 6 steps.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from depthgrow_jax.errors import UserError
-from depthgrow_jax.train.rundir import (
+from depthgrow_jax.rundir import (
     MetricsLog,
     bind_config,
     check_config,

@@ -1,0 +1,123 @@
+"""The first state of a run: its own newest checkpoint, else `init_from`, else scratch."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.train import state as states
+from depthgrow_jax.train.checkpoints import Checkpoints, with_shardings
+from depthgrow_jax.train.sharding import state_shardings
+from depthgrow_jax.train.spec import RunSpec
+from depthgrow_jax.train.state import TrainState
+
+
+class Setup(NamedTuple):
+    """A run with its optimizer and devices."""
+
+    spec: RunSpec
+    tx: optax.GradientTransformation
+    mesh: Mesh
+
+    @property
+    def ema(self) -> bool:
+        """Whether the run keeps a moving average of the parameters."""
+        return self.spec.train.ema_decay > 0
+
+    def abstract(self, depth: int, lineage_rows: int = 1) -> TrainState:
+        """Shapes, dtypes and shardings of the state at `depth`."""
+        state = states.abstract_state(self.spec.model, self.tx, depth, ema=self.ema, stages=lineage_rows)
+        return with_shardings(state, state_shardings(self.mesh, state))
+
+
+def shardings_of(tree: Any) -> Any:
+    """The sharding of every leaf."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def first_state(setup: Setup, checkpoints: Checkpoints, data_hash: str) -> tuple[TrainState, dict[str, Any]]:
+    """The state to go on from, and its meta.
+
+    Raises `UserError` for a checkpoint that is not of this plan, this data or these shapes.
+    """
+    latest = checkpoints.latest()
+    if latest is not None:
+        meta = checkpoints.meta(latest)
+        _check_resumable(setup, checkpoints.directory / str(latest), meta, data_hash)
+        abstract = states.to_items(setup.abstract(meta["depth"], len(meta["lineage"])))
+        return states.from_items(checkpoints.restore(latest, abstract)), meta
+    fresh = {"step": 0, "stage": 0, "seconds": {}, "window": {}, "evaluation": {}}
+    return (from_other_run(setup) if setup.spec.init_from.path else from_scratch(setup)), fresh
+
+
+def from_scratch(setup: Setup) -> TrainState:
+    """A freshly initialised state of the first stage's depth."""
+    spec, depth = setup.spec, setup.spec.stages[0].depth
+    make = jax.jit(
+        lambda: states.create(spec.model, setup.tx, depth, spec.seed, ema=setup.ema),
+        out_shardings=shardings_of(setup.abstract(depth)),
+    )
+    return make()
+
+
+def _check_resumable(setup: Setup, where: pathlib.Path, meta: dict[str, Any], data_hash: str) -> None:
+    stage = meta["stage"]
+    planned = [planned.depth for planned in setup.spec.stages]
+    if planned[stage : stage + 1] != [meta["depth"]]:
+        raise UserError(
+            f"{where}: has depth {meta['depth']} in stage {stage + 1}; the depths of this plan are {planned}"
+        )
+    if meta["data_hash"] != data_hash:
+        raise UserError(
+            f"{where}: was trained on other data (hash {meta['data_hash']}, now {data_hash}); "
+            "restore the files or use another workdir"
+        )
+
+
+def other_checkpoint(spec: RunSpec) -> tuple[Checkpoints, int, dict[str, Any]]:
+    """The checkpoints that `init_from` names, the step to take, and its meta.
+
+    Raises `UserError` if there is none, or if its depth is not that of the first stage.
+    """
+    source, depth = spec.init_from, spec.stages[0].depth
+    directory = pathlib.Path(source.path).expanduser() / "checkpoints"
+    if not directory.is_dir():
+        raise UserError(f"init_from.path={source.path!r}: no run with checkpoints there")
+    other = Checkpoints(directory, writable=False)
+    if not other.steps():
+        raise UserError(f"init_from.path={source.path!r}: holds no complete checkpoint")
+    step = source.step or other.steps()[-1]
+    if step not in other.steps():
+        raise UserError(f"init_from.step={source.step}: not saved in {directory}; legal: {other.steps()}")
+    meta = other.meta(step)
+    if meta["depth"] != depth:
+        raise UserError(
+            f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at "
+            f"depth {depth}; set growth.start_depth={meta['depth']}, or name another of the steps "
+            f"{other.steps()}"
+        )
+    return other, step, meta
+
+
+def from_other_run(setup: Setup) -> TrainState:
+    """Parameters, or all, of another run's checkpoint, at step 0."""
+    depth = setup.spec.stages[0].depth
+    other, step, meta = other_checkpoint(setup.spec)
+    abstract = setup.abstract(depth, len(meta["lineage"]))
+    items = states.to_items(abstract)
+    if setup.spec.init_from.what == "params":
+        params = other.restore(step, {"params": items["params"]})["params"]
+        make = jax.jit(
+            lambda p: states.from_params(p, setup.tx, ema=setup.ema),
+            out_shardings=shardings_of(setup.abstract(depth)),
+        )
+        return make(params)
+    state = states.from_items(other.restore(step, items))
+    # Its clock starts anew, and its layers count as original: no gate ramps for them.
+    restart = jax.jit(
+        lambda s: s.replace(step=s.step * 0, born=s.born * 0 - 1), out_shardings=shardings_of(abstract)
+    )
+    return restart(state)
