@@ -29,7 +29,9 @@ config_flags.DEFINE_config_file(
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config.")
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
-flags.DEFINE_bool("distributed", False, "Several processes: call jax.distributed.initialize() first.")
+flags.DEFINE_string(
+    "distributed", None, "Several processes: `auto` (SLURM, TPU, ...) or `HOST:PORT,PROCESSES,INDEX` by hand."
+)
 
 
 def _experiment():
@@ -46,6 +48,20 @@ def _experiment():
             )
     chosen = {key: run for key, run in experiment.runs.items() if not FLAGS.arms or key[0] in FLAGS.arms}
     return experiment._replace(runs=chosen)
+
+
+def _join_processes(how: str) -> None:
+    """Connects to the run's other processes. Raises `UserError` if `how` is not understood or they are not met."""
+    import jax
+
+    by_hand = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", how)
+    if how != "auto" and not by_hand:
+        raise UserError(f"--distributed={how}: must be auto or HOST:PORT,PROCESSES,INDEX")
+    address = (by_hand[1], int(by_hand[2]), int(by_hand[3])) if by_hand else ()
+    try:
+        jax.distributed.initialize(*address)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--distributed={how}: {_first_line(error)}") from error
 
 
 def plan() -> int:
@@ -66,9 +82,7 @@ def train() -> int:
     if not FLAGS.workdir:
         raise UserError("--workdir is missing: the directory that the runs are written to")
     if FLAGS.distributed:
-        import jax
-
-        jax.distributed.initialize()
+        _join_processes(FLAGS.distributed)
     from depthgrow_jax.experiment import train_experiment
 
     return train_experiment(experiment, FLAGS.workdir)

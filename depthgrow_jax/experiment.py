@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from depthgrow_jax import growth
 from depthgrow_jax.config import Experiment, RunConfig, binding_fields, config_hash, to_dict, validate
 from depthgrow_jax.data import Corpus, load
@@ -159,8 +161,9 @@ def train_experiment(experiment: Experiment, workdir: str) -> int:
         if result is None:
             run = runs[job.name]
             open_directory(job.directory)
-            bind_config(job.directory, binding_fields(job.cfg), to_dict(job.cfg))
-            write_json(job.directory / "plan.json", run.spec.plan)
+            if run.is_main:
+                bind_config(job.directory, binding_fields(job.cfg), to_dict(job.cfg))
+                write_json(job.directory / "plan.json", run.spec.plan)
             try:
                 result = run.train()
             except Diverged as error:
@@ -175,5 +178,6 @@ def train_experiment(experiment: Experiment, workdir: str) -> int:
             "operator": job.cfg.growth.operator,
         }
         results.append(entry | result)
-    print(write_summary(root, results))
+    if jax.process_index() == 0:
+        print(write_summary(root, results))
     return 3 if any("diverged" in result for result in results) else 0

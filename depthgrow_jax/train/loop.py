@@ -304,7 +304,9 @@ class Run:
         )
 
     def _finish(self, state, stage: int) -> dict[str, Any]:
-        """Writes the `DONE` mark: the run's results."""
+        """Writes the `DONE` mark, the run's results; only the first process has them."""
+        if not self.is_main:
+            return {}
         # Mean over the last twentieth of the run: a single batch is too noisy to compare arms by.
         lines = [line for line in read_metrics(self.directory) if "loss" in line]
         tail = [line["loss"] for line in lines if line["step"] > 0.95 * self.total] or [lines[-1]["loss"]]
@@ -321,8 +323,7 @@ class Run:
             "config_hash": self.spec.config_hash,
             "data_hash": self.batches.data_hash,
         }
-        if self.is_main:
-            write_json(self.directory / "DONE", result)
+        write_json(self.directory / "DONE", result)
         return result
 
 
