@@ -51,15 +51,17 @@ def _experiment():
 
 
 def _join_processes(how: str) -> None:
-    """Connects to the run's other processes. Raises `UserError` if `how` is not understood or they are not met."""
+    """Connects to the run's other processes. Raises `UserError` for a bad `how`, or if they are not met."""
     import jax
 
     by_hand = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", how)
     if how != "auto" and not by_hand:
         raise UserError(f"--distributed={how}: must be auto or HOST:PORT,PROCESSES,INDEX")
-    address = (by_hand[1], int(by_hand[2]), int(by_hand[3])) if by_hand else ()
     try:
-        jax.distributed.initialize(*address)
+        if by_hand:
+            jax.distributed.initialize(by_hand[1], int(by_hand[2]), int(by_hand[3]))
+        else:
+            jax.distributed.initialize()
     except (RuntimeError, ValueError) as error:
         raise UserError(f"--distributed={how}: {_first_line(error)}") from error
 
