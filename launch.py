@@ -4,7 +4,8 @@ python launch.py train --config=configs/quickstart.py --workdir=DIR [--config.a.
 python launch.py plan  --config=configs/smollm_360m.py:lidas
 
 Exit codes: 0 done; 2 something to mend in the command, config or files (one line says what);
-3 a loss or gradient was not finite; 75 stopped on request, saved, the same command goes on.
+3 a loss or gradient was not finite; 75 stopped on request, saved, the same command goes on; 130 interrupted
+before the first step.
 """
 
 import os
@@ -27,7 +28,10 @@ config_flags.DEFINE_config_file(
     "config", None, "An experiment of configs/, with `:argument` where it takes one."
 )
 flags.DEFINE_string("workdir", None, "Where the runs live.")
-flags.DEFINE_list("arms", [], "Only these arms of the config.")
+flags.DEFINE_list("arms", [], "Only these arms of the config (the summary covers all that are finished).")
+flags.DEFINE_bool(
+    "keep_memory", True, "train: keep freed memory between steps (faster on CPU, a larger process; Linux)."
+)
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
 flags.DEFINE_string(
     "distributed", None, "Several processes: `auto` (SLURM, TPU, ...) or `HOST:PORT,PROCESSES,INDEX` by hand."
@@ -46,8 +50,7 @@ def _experiment():
             raise UserError(
                 f"--arms={arm}: not an arm of this config; legal: {', '.join(filter(None, known)) or 'none'}"
             )
-    chosen = {key: run for key, run in experiment.runs.items() if not FLAGS.arms or key[0] in FLAGS.arms}
-    return experiment._replace(runs=chosen)
+    return experiment
 
 
 def _join_processes(how: str) -> None:
@@ -71,6 +74,9 @@ def plan() -> int:
     from depthgrow_jax.experiment import draw_stages, plan_experiment
 
     experiment = _experiment()
+    if FLAGS.arms:
+        runs = {key: run for key, run in experiment.runs.items() if key[0] in FLAGS.arms}
+        experiment = experiment._replace(runs=runs)
     print(plan_experiment(experiment))
     if FLAGS.figure:
         draw_stages(experiment, FLAGS.figure)
@@ -79,7 +85,8 @@ def plan() -> int:
 
 def train() -> int:
     """Trains every arm and seed that is not finished, resuming where one was stopped."""
-    keep_freed_memory()
+    if FLAGS.keep_memory:
+        keep_freed_memory()
     experiment = _experiment()
     if not FLAGS.workdir:
         raise UserError("--workdir is missing: the directory that the runs are written to")
@@ -87,7 +94,7 @@ def train() -> int:
         _join_processes(FLAGS.distributed)
     from depthgrow_jax.experiment import train_experiment
 
-    return train_experiment(experiment, FLAGS.workdir)
+    return train_experiment(experiment, FLAGS.workdir, FLAGS.arms)
 
 
 VERBS = {"train": train, "plan": plan}
@@ -182,6 +189,9 @@ def _parse(argv: list[str]) -> str:
 
 def main(argv: list[str]) -> int:
     """Runs one verb; returns the exit code."""
+    if len(argv) == 1 or "--help" in argv:
+        print(__doc__, FLAGS.main_module_help(), sep="\n")
+        return 0
     try:
         return VERBS[_parse(argv)]()
     except UserError as error:
@@ -193,6 +203,14 @@ def main(argv: list[str]) -> int:
     except Preempted as error:
         print(error, file=sys.stderr)
         return 75
+    except OSError as error:  # a full disk, a name too long, a directory in the place of a file
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before the first step: nothing to save
+        print("interrupted", file=sys.stderr)
+        return 130
+    except SystemExit as error:  # a config file may do that
+        return error.code if isinstance(error.code, int) else 2
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def get_config():
     )
     config.checkpoint.every = 50
     config.arms = {
-        "static": {},
+        "static": {"growth": {"operator": "none"}},
         "midas": {"growth": {"operator": "midas"}},
         "lidas": {"growth": {"operator": "lidas"}},
     }

@@ -19,7 +19,7 @@ def get_config():
     )
     config.checkpoint.every = 10
     config.arms = {
-        "static": {},
+        "static": {"growth": {"operator": "none"}},
         "midas": {"growth": {"operator": "midas"}},
         "lidas": {"growth": {"operator": "lidas"}},
     }

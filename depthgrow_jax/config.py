@@ -152,7 +152,7 @@ def validate(cfg: RunConfig) -> tuple[growth.Stage, ...]:
     growth.validate(cfg.growth, cfg.model)
     validate_data(cfg.data)
     validate_train(cfg.train, cfg.optimizer, cfg.checkpoint, cfg.mesh, cfg.init_from)
-    require(cfg.seed >= 0, "seeds", cfg.seed, "must be 0 or more")
+    require(0 <= cfg.seed < 2**32, "seeds", cfg.seed, "must lie in [0, 2**32), where every seed is another")
     causal = cfg.train.objective == "causal"
     if cfg.model.causal != causal:
         raise UserError(
@@ -173,8 +173,9 @@ def parse(config: ConfigDict) -> Experiment:
     runs = {}
     for arm, overrides in (arms or {"": {}}).items():
         where = f"arms.{arm}." if arm else ""
+        require(isinstance(overrides, dict), f"arms.{arm}", overrides, "must be a group of overrides")
         for seed in seeds:
-            merged = _merge(fields, {**overrides, "seed": seed}, where)
+            merged = {**_merge(fields, overrides, where), "seed": seed}
             try:
                 run = from_dict(RunConfig, merged)
                 validate(run)
@@ -189,7 +190,7 @@ def parse(config: ConfigDict) -> Experiment:
 def _merge(base: dict, overrides: dict, where: str) -> dict:
     merged = dict(base)
     for name, value in overrides.items():
-        if name not in base and name != "seed":
+        if name not in base:
             raise UserError(f"{where}{name}: unknown field; legal: {', '.join(base)}")
         # A mixture is replaced as a whole: components of two corpora must not mix by accident.
         nested = isinstance(value, dict) and isinstance(base.get(name), dict) and name != "mixture"

@@ -1,9 +1,10 @@
 """The glue: from a parsed config to plans, runs and summaries. It alone knows every room."""
 
+import contextlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from depthgrow_jax.report.summary import write_summary
 from depthgrow_jax.rundir import (
     bind_config,
     check_config,
+    locked,
     open_directory,
     resolve_directory,
     write_json,
@@ -62,12 +64,10 @@ def run_spec(cfg: RunConfig, label: str) -> RunSpec:
 
 
 def run_name(experiment: Experiment, arm: str, seed: int) -> str:
-    """Where a run lives below the workdir: `.` for a single run, else `arm/seed0`, `arm` or `seed0`."""
-    several = len({s for _, s in experiment.runs}) > 1
-    parts = [arm] if arm else []
-    if several:
-        parts.append(f"seed{seed}")
-    return "/".join(parts) or "."
+    """Where a run lives below the workdir: `arm/seed0`; without arms `seed0`, or `.` for a single run."""
+    if not experiment.named:
+        return "."
+    return f"{arm}/seed{seed}" if arm else f"seed{seed}"
 
 
 def plan_experiment(experiment: Experiment) -> str:
@@ -98,8 +98,8 @@ def draw_stages(experiment: Experiment, path: str) -> None:
         raise UserError("--figure: no arm of this config grows (growth.operator is none in all)")
     try:
         lineage_figure(arms, pathlib.Path(path).expanduser())
-    except OSError as error:
-        raise UserError(f"--figure={path}: cannot be written ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: a format that is not known
+        raise UserError(f"--figure={path}: cannot be written ({error})") from None
 
 
 def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], None]) -> Corpus:
@@ -132,11 +132,14 @@ class _Job(NamedTuple):
         return self.name if self.name != "." else (self.cfg.name or "run")
 
 
-def train_experiment(experiment: Experiment, workdir: str) -> int:
+def train_experiment(experiment: Experiment, workdir: str, arms: Sequence[str] = ()) -> int:
     """Runs every (arm, seed) that is not finished, in turn, and writes the summary and its figures.
 
     Directories, data, devices and starting points of all runs are checked before the first one trains or
     anything is written. Returns the exit code: 0, or 3 if a run diverged (the others are still run).
+
+    Args:
+      arms: train only these; the summary covers all that are finished. Empty: all.
 
     Raises `UserError` for anything the user can mend, `Preempted` when asked to stop.
     """
@@ -145,39 +148,62 @@ def train_experiment(experiment: Experiment, workdir: str) -> int:
     for (arm, seed), cfg in experiment.runs.items():
         name = run_name(experiment, arm, seed)
         jobs.append(_Job(arm, seed, cfg, name, root / name))
-    # What would stop the last run is found before hours are spent in the first.
+    runs = _check_jobs([job for job in jobs if not arms or job.arm in arms])
+    is_main = jax.process_index() == 0
+    with locked(open_directory(root)) if is_main else contextlib.nullcontext():
+        results = []
+        for job in jobs:
+            result = finished(job.directory)
+            if result is None and job.name in runs:
+                result = _run_job(job, runs[job.name])
+            elif job.name in runs or (result and not arms):
+                print(f"{job.label}: already done, not run again", file=sys.stderr, flush=True)
+            if result is not None:
+                entry = {"arm": job.arm or job.cfg.name or "run", "seed": job.seed, "directory": job.name}
+                results.append(entry | {"operator": job.cfg.growth.operator} | result)
+        if is_main:
+            print(write_summary(root, results))
+    return 3 if any("diverged" in result for result in results) else 0
+
+
+def _check_jobs(jobs: list[_Job]) -> dict[str, Run]:
+    """The runs that are not finished, by name, set up; what would stop the last is found before the first.
+
+    Raises `UserError` for a directory that holds something else, other data than that of a finished run, and
+    whatever `Run` refuses.
+    """
+    results = {}
     for job in jobs:
         check_config(job.directory, binding_fields(job.cfg))
+        results[job.name] = finished(job.directory)
+        if results[job.name] and results[job.name]["config_hash"] != config_hash(job.cfg):
+            raise UserError(f"{job.directory}: holds a finished run of another config; use another workdir")
+    if all(results.values()):
+        return {}
     corpora: dict[str, Corpus] = {}
-    runs: dict[str, Run] = {}
+    runs = {}
     for job in jobs:
-        if finished(job.directory) is None:
-            corpus = load_corpus(job.cfg, corpora, lambda text: print(text, file=sys.stderr, flush=True))
-            runs[job.name] = Run(run_spec(job.cfg, job.label), corpus, job.directory)
-
-    results: list[dict[str, Any]] = []
-    for job in jobs:
-        result = finished(job.directory)
+        corpus = load_corpus(job.cfg, corpora, lambda text: print(text, file=sys.stderr, flush=True))
+        result = results[job.name]
         if result is None:
-            run = runs[job.name]
-            open_directory(job.directory)
-            if run.is_main:
-                bind_config(job.directory, binding_fields(job.cfg), to_dict(job.cfg))
-                write_json(job.directory / "plan.json", run.spec.plan)
-            try:
-                result = run.train()
-            except Diverged as error:
-                print(f"error: {job.label}: {error}", file=sys.stderr, flush=True)
-                result = {"diverged": str(error)}
-        else:
-            print(f"{job.label}: already done, not run again", file=sys.stderr, flush=True)
-        entry = {
-            "arm": job.arm or job.cfg.name or "run",
-            "seed": job.seed,
-            "directory": job.name,
-            "operator": job.cfg.growth.operator,
-        }
-        results.append(entry | result)
-    if jax.process_index() == 0:
-        print(write_summary(root, results))
-    return 3 if any("diverged" in result for result in results) else 0
+            runs[job.name] = Run(run_spec(job.cfg, job.label), corpus, job.directory)
+        elif result["data_hash"] != corpus.data_hash:
+            raise UserError(
+                f"{job.directory}: is finished, on other data than the arms still to train (hash "
+                f"{result['data_hash'][:12]}, now {corpus.data_hash[:12]}); restore the files or use "
+                "another workdir"
+            )
+    return runs
+
+
+def _run_job(job: _Job, run: Run) -> dict[str, Any]:
+    """Trains one run; its results, or `diverged` with the reason."""
+    open_directory(job.directory)
+    if run.is_main:
+        bind_config(job.directory, binding_fields(job.cfg), to_dict(job.cfg))
+        write_json(job.directory / "plan.json", run.spec.plan)
+    try:
+        return run.train()
+    except Diverged as error:
+        print(f"error: {job.label}: {error}", file=sys.stderr, flush=True)
+        return {"diverged": str(error)}

@@ -3,12 +3,18 @@
 config.json  plan.json  metrics.jsonl  events.out.tfevents.*  checkpoints/  DONE
 """
 
+import contextlib
 import json
 import os
 import pathlib
 from typing import Any
 
 from depthgrow_jax.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on this system
+    fcntl = None
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -63,7 +69,10 @@ def check_config(directory: pathlib.Path, fields: dict[str, Any]) -> None:
     path = directory / "config.json"
     if not path.exists() or not started(directory):
         return
-    stored = read_json(path).get("binding", {})
+    content = read_json(path)
+    stored = content.get("binding") if isinstance(content, dict) else None
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: is not the config of a run")
     differing = sorted(name for name in {*stored, *fields} if stored.get(name) != fields.get(name))
     if differing:
         shown = "; ".join(f"{n} was {stored.get(n)!r}, now {fields.get(n)!r}" for n in differing)
@@ -118,13 +127,36 @@ def read_metrics(directory: pathlib.Path) -> list[dict[str, Any]]:
     path = directory / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
+    try:
+        lines = path.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
     records = []
     for number, line in enumerate(lines):
         try:
-            if line:
-                records.append(json.loads(line))
+            record = json.loads(line) if line else None
         except json.JSONDecodeError:
             if number < len(lines) - 1:
                 raise UserError(f"{path}: line {number + 1} is not JSON") from None
+            continue
+        if record is not None and not (isinstance(record, dict) and "step" in record):
+            raise UserError(f"{path}: line {number + 1} is not a record of a step")
+        records += [record] if record else []
     return records
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path):
+    """Holds the directory for this process: two writers would mix their runs. Freed when the process ends.
+
+    Raises `UserError` if another process holds it. Where the system has no file locks nothing is locked.
+    """
+    if fcntl is None:
+        yield
+        return
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"workdir={str(directory)!r}: in use by another process") from None
+        yield

@@ -75,7 +75,7 @@ def test_every_arm_and_seed_in_its_own_directory(trained, loads, capsys):
     assert static["saved_flops"] is None and 0 < midas["saved_flops"] < 1
     text = (trained / "summary.md").read_text()
     assert "| static |" in text and "| midas |" in text
-    plan = read_json(trained / "midas" / "plan.json")
+    plan = read_json(trained / "midas" / "seed0" / "plan.json")
     assert [stage["depth"] for stage in plan["stages"]] == [1, 2]
 
     # Once more: nothing is run again, and the summary is the same.
@@ -87,10 +87,10 @@ def test_every_arm_and_seed_in_its_own_directory(trained, loads, capsys):
     assert read_json(trained / "summary.json") == summary and len(loads) == 1
 
     # A lost arm is trained again, to the same numbers; the others are left alone.
-    before = lines_of(trained / "midas")
-    shutil.rmtree(trained / "midas")
+    before = lines_of(trained / "midas" / "seed0")
+    shutil.rmtree(trained / "midas" / "seed0")
     assert glue.train_experiment(experiment_of(), str(trained)) == 0
-    assert lines_of(trained / "midas") == before
+    assert lines_of(trained / "midas" / "seed0") == before
 
 
 def test_seeds_are_runs_of_one_arm(loads, tmp_path):
@@ -115,10 +115,10 @@ def test_stopped_in_one_arm_the_next_does_not_start(loads, tmp_path, monkeypatch
     monkeypatch.setattr(StopRequest, "asked", stop_after(3))
     with pytest.raises(Preempted, match="static: stopped after step 3, saved; the same command goes on"):
         glue.train_experiment(experiment_of(), str(tmp_path))
-    assert not (tmp_path / "midas").exists() and not (tmp_path / "summary.json").exists()
+    assert not (tmp_path / "midas" / "seed0").exists() and not (tmp_path / "summary.json").exists()
     monkeypatch.setattr(StopRequest, "asked", stop_after(None))
     assert glue.train_experiment(experiment_of(), str(tmp_path)) == 0
-    assert [json.loads(line)["step"] for line in lines_of(tmp_path / "static")] == [1, 2, 3, 4, 4]
+    assert [json.loads(line)["step"] for line in lines_of(tmp_path / "static" / "seed0")] == [1, 2, 3, 4, 4]
 
 
 def test_a_diverged_arm_does_not_stop_the_others(loads, tmp_path, capsys):
@@ -126,7 +126,10 @@ def test_a_diverged_arm_does_not_stop_the_others(loads, tmp_path, capsys):
     arms = {"a_wild": {"optimizer": wild, "depth": 1}, "static": {}}
     assert glue.train_experiment(experiment_of(arms=arms), str(tmp_path)) == 3
     assert "error: a_wild: " in capsys.readouterr().err
-    assert not (tmp_path / "a_wild" / "DONE").exists() and (tmp_path / "static" / "DONE").exists()
+    assert (
+        not (tmp_path / "a_wild" / "seed0" / "DONE").exists()
+        and (tmp_path / "static" / "seed0" / "DONE").exists()
+    )
     summary = read_json(tmp_path / "summary.json")
     assert [row["arm"] for row in summary["arms"]] == ["static"]
     assert "- a_wild diverged: " in (tmp_path / "summary.md").read_text()
@@ -152,14 +155,17 @@ def test_another_config_is_refused_before_any_arm_trains(loads, tmp_path, monkey
     last = {"z": {"growth": {"operator": "midas"}}}
     with pytest.raises(Preempted):
         glue.train_experiment(experiment_of(arms=last), str(tmp_path))
-    kept = (tmp_path / "z" / "config.json").read_text()
+    kept = (tmp_path / "z" / "seed0" / "config.json").read_text()
     last["z"]["optimizer"] = {"learning_rate": 0.5, "b1": 0.5}
     message = (
         r"z: holds a run of another config \(optimizer.b1 was 0.9, now 0.5; optimizer.learning_rate was 0.02"
     )
     with pytest.raises(UserError, match=message):
         glue.train_experiment(experiment_of(arms={"static": {}, **last}), str(tmp_path))
-    assert not (tmp_path / "static").exists() and (tmp_path / "z" / "config.json").read_text() == kept
+    assert (
+        not (tmp_path / "static" / "seed0").exists()
+        and (tmp_path / "z" / "seed0" / "config.json").read_text() == kept
+    )
 
 
 def test_free_fields_may_change_at_a_resume(loads, tmp_path, monkeypatch):

@@ -235,14 +235,16 @@ def test_smoke_config_through_the_real_command(tmp_path):
     running = subprocess.Popen(
         command, cwd=tmp_path, env=one_device, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    while running.poll() is None and not (workdir / "lidas" / "metrics.jsonl").exists():
+    while running.poll() is None and not (workdir / "lidas" / "seed0" / "metrics.jsonl").exists():
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=300)
     assert running.returncode == 75, err
     assert re.search(r"lidas: stopped after step \d+, saved; the same command goes on\n$", err)
-    assert (workdir / "static" / "DONE").exists() and not (workdir / "lidas" / "DONE").exists()
-    assert not (workdir / "midas").exists()
+    assert (workdir / "static" / "seed0" / "DONE").exists() and not (
+        workdir / "lidas" / "seed0" / "DONE"
+    ).exists()
+    assert not (workdir / "midas" / "seed0").exists()
 
     done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -52,7 +52,7 @@ def test_two_processes_stop_together_and_one_goes_on(tmp_path):
         launch(tmp_path, "shared", "--config.mesh.fsdp=2", f"--distributed={address},2,{index}")
         for index in (0, 1)
     ]
-    metrics = tmp_path / "shared" / "lidas"
+    metrics = tmp_path / "shared" / "lidas" / "seed0"
     for _ in range(1200):
         if len(losses(metrics)) >= 8 or pair[0].poll() is not None:
             break
@@ -65,6 +65,6 @@ def test_two_processes_stop_together_and_one_goes_on(tmp_path):
 
     alone = launch(tmp_path, "shared")
     assert alone.wait(timeout=300) == 0, alone.communicate()[1]
-    expected, got = losses(tmp_path / "whole" / "lidas"), losses(metrics)
+    expected, got = losses(tmp_path / "whole" / "lidas" / "seed0"), losses(metrics)
     assert sorted(got) == sorted(expected) == list(range(1, 41))
     np.testing.assert_allclose([got[s] for s in expected], list(expected.values()), rtol=2e-4)

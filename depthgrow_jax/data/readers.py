@@ -159,6 +159,8 @@ def _read_jsonl(stream, path: pathlib.Path, component: SourceConfig, field: str)
             raise UserError(f"{place}: not UTF-8 text (byte {e.start} of the line)") from e
         except json.JSONDecodeError as e:
             raise UserError(f"{place}: not JSON: {e.msg} (column {e.colno})") from e
+        except (ValueError, RecursionError) as e:  # numbers too long, nesting too deep
+            raise UserError(f"{place}: not JSON that can be read: {e}") from e
         if not line.strip():
             continue
         if not isinstance(record, dict):

@@ -89,6 +89,12 @@ def validate(cfg: GrowthConfig, model: ModelConfig) -> None:
         cfg.boundaries,
         f"only growth.schedule='explicit' reads them, not {cfg.schedule!r}",
     )
+    require(
+        cfg.operator in ("explicit", "none") or not cfg.sources,
+        "growth.sources",
+        cfg.sources,
+        f"only growth.operator='explicit' reads them, not {cfg.operator!r}",
+    )
     impossible = cfg.operator != "none" and cfg.init == "identity"
     impossible = impossible and model.norm_placement == "post" and model.residual_scaling != "learned"
     if impossible:

@@ -81,17 +81,28 @@ def _where_new(new, fresh, old):
 
 
 def grow_params(
-    params: Params, event: SourceMap, *, model: ModelConfig, init: str = "copy", key: PRNGKeyArray
+    params: Params,
+    event: SourceMap,
+    *,
+    model: ModelConfig,
+    init: str = "copy",
+    key: PRNGKeyArray | None = None,
 ) -> Params:
     """Parameters of depth `event.depth`; leaves `[L, ...]` of the layers become `[event.depth, ...]`.
 
     Args:
       init: `copy`, `identity` (inserted layers silenced, the function is unchanged but for factors that
-        follow the new positions), or `random` (inserted layers drawn anew from `key`).
+        follow the new positions), or `random` (inserted layers drawn anew from `key`,
+        which nothing else needs).
+
+    Raises:
+      ValueError: `random` without a key.
     """
     grown = take_layers(params, event.source, depth_of(params))
     layers = grown["layers"]
     if init == "random":
+        if key is None:
+            raise ValueError("init='random' draws from a key, and none is given")
         layers = _where_new(event.new, init_layers(model, key, event.depth), layers)
     if init == "identity":
         silent = silent_leaves(model)

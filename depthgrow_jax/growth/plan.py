@@ -134,6 +134,7 @@ def format_plan(plan: dict[str, Any]) -> str:
         f"static at the final depth {plan['static_flops'] / unit:.3f} {flops_name}; "
         f"saving {plan['saving']:.1%} "
         f"({plan['static_flops'] / plan['flops']:.3f}x)",
-        f"{plan['compilations']} compilations of the train step; peak is an estimate over all devices",
+        f"{plan['compilations']} compilations of the train step; "
+        "peak is an estimate for one device that holds everything",
     ]
     return "\n".join(lines)

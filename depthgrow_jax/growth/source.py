@@ -96,7 +96,8 @@ def block_events(operator: str, start: int, final: int, block_size: int) -> list
     if start < block_size:
         raise UserError(f"growth.start_depth={start}: must be at least growth.block_size={block_size}")
     if final < start or (final - start) % block_size:
-        legal = _around(final, lambda d: d >= start and (d - start) % block_size == 0)
+        below = max(0, (final - start) // block_size - 3)
+        legal = ", ".join(str(start + block_size * k) for k in range(below, below + 8)) + ", ..."
         raise UserError(
             f"depth={final}: {operator} from depth {start} with growth.block_size={block_size} "
             f"cannot reach it; legal depths: {legal}"
@@ -133,9 +134,3 @@ def explicit_events(sources: tuple[tuple[int, ...], ...], start: int, final: int
     if depth != final:
         raise UserError(f"depth={final}: growth.sources end at depth {depth}; legal depths: {depth}")
     return [explicit(source) for source in sources]
-
-
-def _around(final: int, legal: Callable[[int], bool], count: int = 8) -> str:
-    """The legal depths nearest to `final`, ascending, as text."""
-    nearest = sorted((d for d in range(1, 2 * final + 65) if legal(d)), key=lambda d: abs(d - final))
-    return ", ".join(map(str, sorted(nearest[:count]))) + ", ..."

@@ -54,7 +54,8 @@ def lineage_figure(arms: dict[str, tuple[Stage, ...]], path: pathlib.Path) -> No
         axes.set_xlim(-0.02, left[-1] + stages[-1].steps / total + 0.02)
         axes.set_ylim(0, stages[-1].depth + 1)
         depth = stages[-1].depth
-        axes.set_yticks([layer + 0.5 for layer in range(depth)], [str(layer) for layer in range(depth)])
+        labelled = range(0, depth, -(-depth // 12))
+        axes.set_yticks([layer + 0.5 for layer in labelled], [str(layer) for layer in labelled])
         axes.tick_params(length=0)
         axes.set_title(arm)
         axes.set_xticks([])

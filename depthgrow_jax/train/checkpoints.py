@@ -6,7 +6,6 @@ restored into shapes built for the depth it names.
 """
 
 import copy
-import json
 import pathlib
 from typing import Any
 
@@ -17,6 +16,9 @@ from orbax.checkpoint import checkpoint_manager
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.growth import check_like
+
+# Layout of `meta` and of the items; raised when either changes.
+FORMAT = 1
 
 
 class Checkpoints:
@@ -68,9 +70,20 @@ class Checkpoints:
     def meta(self, step: int) -> dict[str, Any]:
         """The JSON item of a step. Raises `UserError` if it cannot be read."""
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.directory / str(step)}: not a readable checkpoint ({error})") from error
+            meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+            if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+                raise ValueError(f"meta is not of format {FORMAT}")
+        except Exception as error:  # whatever the library meets in a damaged file
+            raise self._unusable(step, error) from error
+        return meta
+
+    def _unusable(self, step: int, error: Exception) -> UserError:
+        others = [other for other in self.steps() if other != step]
+        reason = " ".join(str(error).split())[:300]
+        return UserError(
+            f"{self.directory / str(step)}: damaged, or not the state of this config ({reason}); "
+            f"complete checkpoints besides it: {others or 'none'}; without it a run goes on from the newest"
+        )
 
     def restore(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
         """Items of a step, each in the structure, shapes, dtypes and shardings of its abstract tree.
@@ -84,11 +97,8 @@ class Checkpoints:
             items = self._manager.restore(step, args=ocp.args.Composite(**args))
             restored = {name: items[name] for name in abstract}
             check_like(restored, abstract, "checkpoint")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(
-                f"{self.directory / str(step)}: does not hold the state of this config ({reason})"
-            ) from error
+        except Exception as error:  # whatever the library meets in a damaged file
+            raise self._unusable(step, error) from error
         return restored
 
     def _check_stored(self, step: int, name: str, abstract: Any) -> None:
@@ -110,13 +120,22 @@ class Checkpoints:
             saved = self._manager.save(step, args=ocp.args.Composite(**args), force=True)
         except checkpoint_manager.StepAlreadyExistsError as error:
             raise RuntimeError(refused) from error
+        except (OSError, ValueError) as error:
+            raise self._unwritable(error) from error
         if not saved:
             raise RuntimeError(refused)
 
+    def _unwritable(self, error: Exception) -> UserError:
+        reason = " ".join(str(error).split())[:300]
+        return UserError(f"{self.directory}: cannot be written ({reason}); last complete: {self.latest()}")
+
     def wait(self) -> None:
         """Returns when everything saved is complete on disk; raises what went wrong in the background."""
-        self._manager.wait_until_finished()
-        self._manager.check_for_errors()
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except (OSError, ValueError) as error:
+            raise self._unwritable(error) from error
 
     def close(self) -> None:
         """Waits and releases the directory."""

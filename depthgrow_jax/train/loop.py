@@ -19,19 +19,19 @@ import jax
 import numpy as np
 
 from depthgrow_jax import growth
-from depthgrow_jax.errors import Diverged, Preempted
+from depthgrow_jax.errors import Diverged, Preempted, UserError
 from depthgrow_jax.model import num_params
 from depthgrow_jax.rundir import MetricsLog, read_json, read_metrics, started, write_json
 from depthgrow_jax.stats import bootstrap_interval
 from depthgrow_jax.train import sharding
 from depthgrow_jax.train import state as states
-from depthgrow_jax.train.checkpoints import Checkpoints
+from depthgrow_jax.train.checkpoints import FORMAT, Checkpoints
 from depthgrow_jax.train.objective import SpecialTokens
 from depthgrow_jax.train.optimizer import make_optimizer
 from depthgrow_jax.train.progress import Progress
 from depthgrow_jax.train.signals import StopRequest
 from depthgrow_jax.train.spec import Batches, RunSpec
-from depthgrow_jax.train.start import Setup, first_state, other_checkpoint, shardings_of
+from depthgrow_jax.train.start import Setup, architecture, first_state, other_checkpoint, shardings_of
 from depthgrow_jax.train.step import GROWTH, StepConfig, make_eval_step, make_train_step
 
 
@@ -146,18 +146,24 @@ class Run:
                 results.append(eval_fn(state, tokens, np.int32(len(results))))
         losses = np.concatenate([np.asarray(loss) for loss, _ in results])
         targets = np.concatenate([np.asarray(count) for _, count in results])
+        if not targets.sum():
+            raise UserError(
+                f"train.mask_rate={train.mask_rate}: hides no position of the {len(losses)} validation "
+                "sequences; raise it, train.eval_batches or train.sequence_length"
+            )
         low, high = bootstrap_interval(losses, targets)
         mean = float(losses.sum(dtype=np.float64) / targets.sum(dtype=np.float64))
         return {"val_loss": mean, "val_loss_low": low, "val_loss_high": high, "val_sequences": len(losses)}
 
     def _meta(self, state, step: int, stage: int) -> dict[str, Any]:
         return {
-            "format": 1,
+            "format": FORMAT,
             "step": step,
             "stage": stage,
             "depth": self.spec.stages[stage].depth,
             "lineage": np.asarray(state.lineage).tolist(),
             "born": np.asarray(state.born).tolist(),
+            "model": architecture(self.spec.model),
             "config_hash": self.spec.config_hash,
             "data_hash": self.batches.data_hash,
             "seconds": self.clock.seconds,
@@ -309,7 +315,11 @@ class Run:
             return {}
         # Mean over the last twentieth of the run: a single batch is too noisy to compare arms by.
         lines = [line for line in read_metrics(self.directory) if "loss" in line]
-        tail = [line["loss"] for line in lines if line["step"] > 0.95 * self.total] or [lines[-1]["loss"]]
+        if not lines or lines[-1]["step"] != self.total:
+            raise UserError(
+                f"{self.directory}/metrics.jsonl: does not reach step {self.total}; was it changed?"
+            )
+        tail = [line["loss"] for line in lines if line["step"] > 0.95 * self.total]
         result = {
             "steps": self.total,
             "depth": self.spec.stages[stage].depth,
@@ -330,4 +340,11 @@ class Run:
 def finished(directory: pathlib.Path) -> dict[str, Any] | None:
     """What the `DONE` mark of a run directory holds, or None."""
     path = directory / "DONE"
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    result = read_json(path)
+    if not isinstance(result, dict) or "config_hash" not in result:
+        raise UserError(
+            f"{path}: does not hold the results of a run; remove it to go on from the checkpoints"
+        )
+    return result

@@ -27,7 +27,8 @@ class Progress:
             self._bar = tqdm(
                 total=total_steps,
                 file=self._stream,
-                bar_format="{desc} {percentage:3.0f}%|{bar:20}| {postfix}",
+                bar_format="{desc} |{bar}|",
+                dynamic_ncols=True,
             )
             self._bar.set_description_str(label)
 
@@ -36,12 +37,13 @@ class Progress:
     ) -> None:
         """Shows the state after `step` steps."""
         text = (
-            f"step {step}/{self._total} stage {stage} depth {depth} loss {loss:.4f} "
-            f"{tokens_per_second:,.0f} tokens/s ETA {_duration(seconds_left)}"
+            f"step {step}/{self._total} loss {loss:.4f} ETA {_duration(seconds_left)} "
+            f"{tokens_per_second:,.0f} tokens/s stage {stage} depth {depth}"
         )
         if self._bar is not None:
             self._bar.n = step
-            self._bar.set_postfix_str(text)
+            # The text first: a narrow terminal cuts the bar, not the numbers.
+            self._bar.set_description_str(f"{self._label}: {text}")
         elif time.monotonic() - self._last >= self._interval or step == self._total:
             self._last = time.monotonic()
             self.line(text)

@@ -1,5 +1,6 @@
 """Asking a run to stop: SIGTERM (a scheduler) or Ctrl-C (a person)."""
 
+import os
 import signal
 import threading
 
@@ -26,6 +27,7 @@ class StopRequest:
 
     def _handle(self, number, frame):
         self._asked = True
+        os.write(2, b"\nstopping after this step; once more stops at once, without saving\n")
         self._restore()
 
     def _restore(self):

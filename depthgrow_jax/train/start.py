@@ -1,5 +1,6 @@
 """The first state of a run: its own newest checkpoint, else `init_from`, else scratch."""
 
+import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from depthgrow_jax.errors import UserError
+from depthgrow_jax.model import ModelConfig
 from depthgrow_jax.train import state as states
 from depthgrow_jax.train.checkpoints import Checkpoints, with_shardings
 from depthgrow_jax.train.sharding import state_shardings
@@ -70,6 +72,11 @@ def _check_resumable(setup: Setup, where: pathlib.Path, meta: dict[str, Any], da
         raise UserError(
             f"{where}: has depth {meta['depth']} in stage {stage + 1}; the depths of this plan are {planned}"
         )
+    if meta["config_hash"] != setup.spec.config_hash:
+        raise UserError(
+            f"{where}: was trained under another config (hash {meta['config_hash']}, now "
+            f"{setup.spec.config_hash}); use another workdir"
+        )
     if meta["data_hash"] != data_hash:
         raise UserError(
             f"{where}: was trained on other data (hash {meta['data_hash']}, now {data_hash}); "
@@ -77,10 +84,17 @@ def _check_resumable(setup: Setup, where: pathlib.Path, meta: dict[str, Any], da
         )
 
 
+def architecture(model: ModelConfig) -> dict[str, Any]:
+    """The fields of a model that decide what its parameters compute, as JSON values."""
+    how = ("dtype", "remat", "scan_unroll", "init_std", "residual_init")
+    return {name: value for name, value in dataclasses.asdict(model).items() if name not in how}
+
+
 def other_checkpoint(spec: RunSpec) -> tuple[Checkpoints, int, dict[str, Any]]:
     """The checkpoints that `init_from` names, the step to take, and its meta.
 
-    Raises `UserError` if there is none, or if its depth is not that of the first stage.
+    Raises `UserError` if there is none, or if its architecture or depth is not that of the first stage. The
+    tokenizer is not compared: a run may go on with other data, whose ids must mean the same.
     """
     source, depth = spec.init_from, spec.stages[0].depth
     directory = pathlib.Path(source.path).expanduser() / "checkpoints"
@@ -93,6 +107,11 @@ def other_checkpoint(spec: RunSpec) -> tuple[Checkpoints, int, dict[str, Any]]:
     if step not in other.steps():
         raise UserError(f"init_from.step={source.step}: not saved in {directory}; legal: {other.steps()}")
     meta = other.meta(step)
+    theirs, ours = meta["model"], architecture(spec.model)
+    if theirs != ours:
+        names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+        shown = "; ".join(f"model.{n} there {theirs.get(n)!r}, here {ours.get(n)!r}" for n in names)
+        raise UserError(f"init_from.path={source.path!r}: a run of another architecture ({shown})")
     if meta["depth"] != depth:
         raise UserError(
             f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at "

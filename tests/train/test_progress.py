@@ -11,7 +11,7 @@ from toys import EVERYTHING, merged, tiny_config, tiny_run
 from depthgrow_jax.train.progress import Progress
 
 STATE = {"stage": "2/3", "depth": 16, "loss": 3.14159, "tokens_per_second": 12345.6, "seconds_left": 3725.0}
-WANTED = "step 40/80 stage 2/3 depth 16 loss 3.1416 12,346 tokens/s ETA 1:02:05"
+WANTED = "step 40/80 loss 3.1416 ETA 1:02:05 12,346 tokens/s stage 2/3 depth 16"
 
 
 @pytest.fixture
@@ -46,8 +46,7 @@ def test_bar_on_a_terminal(terminal):
     progress.line("grows to depth 18 after step 41")
     progress.close()
     shown = read()
-    assert WANTED in shown
-    assert re.search(r"midas:? +50%\|█+", shown)
+    assert re.search(re.escape(f"midas: {WANTED} |") + "█+", shown)
     assert "\r" in shown and "midas: grows to depth 18 after step 41" in shown
 
 
