@@ -156,7 +156,7 @@ INVALID = {
     "model.norm": ("batch", "model.norm='batch': must be one of"),
     "growth.operator": ("up", "growth.operator='up': must be one of none, midas"),
     "data.source": ("web", "data.source='web': must be one of"),
-    "seeds": ((-1,), "seeds=-1: must be 0 or more"),
+    "seeds": ((-1,), r"seeds=-1: must lie in \[0, 2"),
 }
 
 

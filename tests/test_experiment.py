@@ -9,7 +9,7 @@ from toys import MASK, SEPARATOR, TINY, VOCABULARY, ToyBatches, lines_of, merged
 from depthgrow_jax import experiment as glue
 from depthgrow_jax.config import base_config, parse
 from depthgrow_jax.errors import Preempted, UserError
-from depthgrow_jax.rundir import read_json
+from depthgrow_jax.rundir import locked, read_json
 from depthgrow_jax.train.signals import StopRequest
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
@@ -64,7 +64,7 @@ def trained(tmp_path_factory, loads, compile_cache):
 
 def test_every_arm_and_seed_in_its_own_directory(trained, loads, capsys):
     found = {str(path.parent.relative_to(trained)) for path in trained.rglob("DONE")}
-    assert found == {"static", "midas"}
+    assert found == {"static/seed0", "midas/seed0"}
     assert len(loads) == 1  # runs of the same data share it
     summary = read_json(trained / "summary.json")
     assert [(row["arm"], row["seeds"], row["steps"], row["depth"]) for row in summary["arms"]] == [
@@ -104,7 +104,7 @@ def test_seeds_are_runs_of_one_arm(loads, tmp_path):
 
 def test_names_of_run_directories():
     names = lambda e: [glue.run_name(e, arm, seed) for arm, seed in e.runs]  # noqa: E731
-    assert names(experiment_of()) == ["static", "midas"]
+    assert names(experiment_of()) == ["static/seed0", "midas/seed0"]
     assert names(experiment_of(arms={})) == ["."]
     assert names(experiment_of(arms={}, seeds=(3, 4))) == ["seed3", "seed4"]
     assert names(experiment_of(seeds=(3, 4)))[:2] == ["static/seed3", "static/seed4"]
@@ -113,7 +113,7 @@ def test_names_of_run_directories():
 def test_stopped_in_one_arm_the_next_does_not_start(loads, tmp_path, monkeypatch):
     """...and the same call goes on where it was stopped."""
     monkeypatch.setattr(StopRequest, "asked", stop_after(3))
-    with pytest.raises(Preempted, match="static: stopped after step 3, saved; the same command goes on"):
+    with pytest.raises(Preempted, match="static/seed0: stopped after step 3, saved"):
         glue.train_experiment(experiment_of(), str(tmp_path))
     assert not (tmp_path / "midas" / "seed0").exists() and not (tmp_path / "summary.json").exists()
     monkeypatch.setattr(StopRequest, "asked", stop_after(None))
@@ -125,14 +125,14 @@ def test_a_diverged_arm_does_not_stop_the_others(loads, tmp_path, capsys):
     wild = {"name": "sgd", "learning_rate": 1e30, "clip_norm": 0.0}
     arms = {"a_wild": {"optimizer": wild, "depth": 1}, "static": {}}
     assert glue.train_experiment(experiment_of(arms=arms), str(tmp_path)) == 3
-    assert "error: a_wild: " in capsys.readouterr().err
+    assert "error: a_wild/seed0: " in capsys.readouterr().err
     assert (
         not (tmp_path / "a_wild" / "seed0" / "DONE").exists()
         and (tmp_path / "static" / "seed0" / "DONE").exists()
     )
     summary = read_json(tmp_path / "summary.json")
     assert [row["arm"] for row in summary["arms"]] == ["static"]
-    assert "- a_wild diverged: " in (tmp_path / "summary.md").read_text()
+    assert "- a_wild/seed0 diverged: " in (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,7 @@ def test_another_config_is_refused_before_any_arm_trains(loads, tmp_path, monkey
         glue.train_experiment(experiment_of(arms=last), str(tmp_path))
     kept = (tmp_path / "z" / "seed0" / "config.json").read_text()
     last["z"]["optimizer"] = {"learning_rate": 0.5, "b1": 0.5}
-    message = (
-        r"z: holds a run of another config \(optimizer.b1 was 0.9, now 0.5; optimizer.learning_rate was 0.02"
-    )
+    message = r"z/seed0: holds a run of another config \(optimizer.b1 was 0.9, now 0.5; optimizer"
     with pytest.raises(UserError, match=message):
         glue.train_experiment(experiment_of(arms={"static": {}, **last}), str(tmp_path))
     assert (
@@ -193,3 +191,47 @@ def test_plans_are_shown_once_an_arm():
     assert static.startswith("static: operator none, depth 2, 2 seeds\n")
     assert midas.startswith("midas: operator midas, depth 2, 2 seeds\n")
     assert "1 compilations" in static and "2 compilations" in midas and "0 -> 1" in midas
+
+
+def test_the_summary_covers_arms_that_are_not_chosen(trained):
+    before = read_json(trained / "summary.json")
+    assert glue.train_experiment(experiment_of(), str(trained), ["midas"]) == 0
+    assert read_json(trained / "summary.json") == before
+
+
+def test_more_seeds_join_those_that_are_there(trained):
+    kept = (trained / "static" / "seed0" / "DONE").stat().st_mtime_ns
+    assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0
+    assert [row["seeds"] for row in read_json(trained / "summary.json")["arms"]] == [[0, 1], [0, 1]]
+    assert (trained / "static" / "seed0" / "DONE").stat().st_mtime_ns == kept
+
+
+def test_arms_on_other_data_do_not_share_a_summary(trained, monkeypatch):
+    """The text was edited between two arms: the finished one is not comparable any more."""
+    shutil.rmtree(trained / "midas")
+    monkeypatch.setattr(ToyBatches, "data_hash", "another")
+    with pytest.raises(UserError, match=r"static.seed0: is finished, on other data"):
+        glue.train_experiment(experiment_of(), str(trained))
+    assert not (trained / "midas").exists()
+
+
+@pytest.mark.parametrize("lost", ["DONE", "config.json"])
+def test_another_config_is_refused_without_its_file(trained, lost):
+    """The hash in the results, or in the checkpoint, tells."""
+    (trained / "static" / "seed0" / "config.json").unlink()
+    if lost == "DONE":
+        (trained / "static" / "seed0" / "DONE").unlink()
+    with pytest.raises(UserError, match="another config"):
+        glue.train_experiment(experiment_of(optimizer={"decay_steps": 1}), str(trained), ["static"])
+
+
+def test_a_second_writer_is_refused(trained):
+    with locked(trained), pytest.raises(UserError, match="in use by another process"):
+        glue.train_experiment(experiment_of(), str(trained))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3"])
+def test_a_done_mark_that_is_none(trained, content):
+    (trained / "static" / "seed0" / "DONE").write_text(content)
+    with pytest.raises(UserError, match="does not hold the results of a run"):
+        glue.train_experiment(experiment_of(), str(trained))

@@ -240,7 +240,7 @@ def test_smoke_config_through_the_real_command(tmp_path):
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=300)
     assert running.returncode == 75, err
-    assert re.search(r"lidas: stopped after step \d+, saved; the same command goes on\n$", err)
+    assert re.search(r"lidas/seed0: stopped after step \d+, saved; the same command goes on\n$", err)
     assert (workdir / "static" / "seed0" / "DONE").exists() and not (
         workdir / "lidas" / "seed0" / "DONE"
     ).exists()
@@ -248,7 +248,10 @@ def test_smoke_config_through_the_real_command(tmp_path):
 
     done = subprocess.run(command, cwd=tmp_path, env=one_device, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "static: already done, not run again" in done.stderr and "lidas: resumes after step" in done.stderr
+    assert (
+        "static/seed0: already done, not run again" in done.stderr
+        and "lidas/seed0: resumes after step" in done.stderr
+    )
     summary = json.loads((workdir / "summary.json").read_text())
     assert [row["arm"] for row in summary["arms"]] == ["static", "lidas", "midas"]
     assert {row["depth"] for row in summary["arms"]} == {6}

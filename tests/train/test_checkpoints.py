@@ -8,12 +8,12 @@ from toys import assert_same_arrays, fresh_state, tiny_config
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.train import state as states
-from depthgrow_jax.train.checkpoints import Checkpoints
+from depthgrow_jax.train.checkpoints import FORMAT, Checkpoints
 from depthgrow_jax.train.optimizer import make_optimizer
 
 CFG = tiny_config()
 TX = make_optimizer(CFG.optimizer)
-META = {"depth": 3, "window": {"loss": 1.5}}
+META = {"format": FORMAT, "depth": 3, "window": {"loss": 1.5}}
 
 
 def items_at(depth: int, ema: bool = False):
@@ -51,7 +51,7 @@ def test_parameters_can_be_read_alone(saved):
 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_another_depth_is_refused(saved, depth):
-    with pytest.raises(UserError, match="does not hold the state of this config"):
+    with pytest.raises(UserError, match="damaged, or not the state of this config"):
         saved.restore(5, abstract_at(depth, ema=True))
 
 
@@ -64,7 +64,7 @@ def test_another_dtype_is_refused(saved):
 def test_another_optimizer_is_refused(saved):
     lion = make_optimizer(tiny_config(optimizer={"name": "lion"}).optimizer)
     other = states.to_items(states.abstract_state(CFG.model, lion, 3, ema=True))
-    with pytest.raises(UserError, match="does not hold the state of this config"):
+    with pytest.raises(UserError, match="damaged, or not the state of this config"):
         saved.restore(5, other)
 
 
@@ -72,7 +72,7 @@ def test_a_missing_item_is_refused(tmp_path):
     with_one = Checkpoints(tmp_path / "checkpoints")
     with_one.save(1, items_at(3), META)
     with_one.wait()
-    with pytest.raises(UserError, match="does not hold the state of this config"):
+    with pytest.raises(UserError, match="damaged, or not the state of this config"):
         with_one.restore(1, abstract_at(3, ema=True))
     with_one.close()
 
@@ -96,12 +96,12 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path):
     items, window = items_at(3), {"loss": 0.0}
     expected = jax.tree.map(np.array, items)
     for step in range(1, 6):
-        checkpoints.save(step, items, {"window": window})
+        checkpoints.save(step, items, {"format": FORMAT, "window": window})
         window["loss"] += 1.0
         items = bump(items)
     checkpoints.wait()
     for step in range(1, 6):
-        assert checkpoints.meta(step) == {"window": {"loss": step - 1.0}}
+        assert checkpoints.meta(step)["window"] == {"loss": step - 1.0}
         assert_same_arrays(checkpoints.restore(step, abstract_at(3)), expected)
         expected = jax.tree.map(lambda leaf: leaf + np.ones((), leaf.dtype), expected)
     checkpoints.close()
@@ -130,5 +130,15 @@ def test_leftovers_of_a_killed_save_are_ignored_and_removed(saved, tmp_path):
 def test_unreadable_meta_names_the_step(saved, tmp_path):
     for path in (tmp_path / "checkpoints" / "5" / "meta").iterdir():
         path.write_text("{")
-    with pytest.raises(UserError, match=r"checkpoints/5: not a readable checkpoint"):
+    with pytest.raises(UserError, match=r"checkpoints/5: damaged"):
         saved.meta(5)
+
+
+def test_damaged_arrays_are_refused_in_one_line(saved):
+    """Orbax raises a bare Exception there; the line names the checkpoint and what is left."""
+    files = [p for p in (saved.directory / "5" / "params").rglob("d/*") if p.is_file()]
+    largest = max(files, key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"checkpoints/5: damaged, .*besides it: none") as caught:
+        saved.restore(5, abstract_at(3, ema=True))
+    assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from toys import EVERYTHING, assert_same_arrays, stored, tiny_config, tiny_run
 
+from depthgrow_jax.config import config_hash
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import init
 from depthgrow_jax.train.checkpoints import Checkpoints
@@ -77,6 +78,8 @@ def test_own_checkpoint_comes_first(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted(EVERYTHING), directory)
     (directory / "DONE").unlink()
     run = tiny_run(directory, tiny_config(**EVERYTHING, init_from={"path": str(tmp_path / "gone")}))
+    same = run.spec._replace(config_hash=config_hash(tiny_config(**EVERYTHING)))  # as if it had begun there
+    run.setup = run.setup._replace(spec=same)
     assert run.train()["steps"] == 12 and run.compilations == 0
 
 
@@ -90,3 +93,10 @@ def test_scratch_comes_last(tmp_path):
         strict=True,
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_another_architecture_is_refused(uninterrupted, tmp_path):
+    """Equal shapes, another function: four heads of 4 for two of 8."""
+    heads = tiny_config(**EVERYTHING).model.heads * 2
+    with pytest.raises(UserError, match=rf"architecture \(model.heads there {heads // 2}, here {heads}"):
+        follower(tmp_path, uninterrupted(EVERYTHING), model={"heads": heads})

@@ -1,9 +1,12 @@
 """What a person sees: a bar with step, stage, depth, loss, tokens/s, ETA on a terminal; lines elsewhere."""
 
+import fcntl
 import io
 import os
 import pty
 import re
+import struct
+import termios
 
 import pytest
 from toys import EVERYTHING, merged, tiny_config, tiny_run
@@ -18,6 +21,7 @@ WANTED = "step 40/80 loss 3.1416 ETA 1:02:05 12,346 tokens/s stage 2/3 depth 16"
 def terminal():
     """(stream that is a terminal, function that reads what it was sent)."""
     parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 110, 0, 0))
     stream = os.fdopen(child, "w")
 
     def read() -> str:
@@ -79,6 +83,6 @@ def test_silent_processes_show_nothing(terminal):
 def test_a_run_reports_its_stages_and_growth(tmp_path, capsys):
     tiny_run(tmp_path / "run", tiny_config(**merged(EVERYTHING, {"train": {"log_every": 1}}))).train()
     shown = capsys.readouterr().err
-    assert re.search(r"tiny: step 12/12 stage 3/3 depth 3 loss \d\.\d{4} [\d,]+ tokens/s ETA 0:00\n", shown)
+    assert re.search(r"tiny: step 12/12 loss \d\.\d{4} ETA 0:00 [\d,]+ tokens/s stage 3/3 depth 3\n", shown)
     assert "tiny: grows to depth 2 after step 4\n" in shown and "tiny: grows to depth 3 after step 8" in shown
     assert re.search(r"tiny: step 6 validation loss \d\.\d{4}\n", shown)
