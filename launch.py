@@ -21,7 +21,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from depthgrow_jax.allocator import keep_freed_memory
-from depthgrow_jax.errors import Diverged, Preempted, UserError
+from depthgrow_jax.errors import Preempted, UserError
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
@@ -197,9 +197,6 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Diverged as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
     except Preempted as error:
         print(error, file=sys.stderr)
         return 75
