@@ -26,7 +26,7 @@ class LayerTap(NamedTuple):
     """What one step offers to a tap, `[B, T, D]` each; `h + attn + mlp == out`.
 
     Attributes:
-      h: the residual stream that enters the layer.
+      h: the residual stream that enters the layer (under `program.hold`: that the layer adds to).
       attn, mlp: what attention and MLP add to it, gates and scales included.
       out: the residual stream that leaves.
     """
@@ -114,6 +114,43 @@ def unembed(cfg: ModelConfig, params: Params, hidden: Float[Array, "B T D"]) -> 
     return logits_NV.reshape(batch, length, cfg.vocab_size)
 
 
+def _layer_params(params: Params, index: int | Int[Array, ""]) -> Params:
+    return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"])
+
+
+def _run_layer(cfg: ModelConfig, layer_params: Params, x: Array, read: Array, rotary, factors) -> LayerTap:
+    """One layer's contributions, computed from `read` and added to `x`, `[B, T, D]` each."""
+    batch, length, width = x.shape
+    read_ND = read.reshape(batch * length, width)
+    a_ND, m_ND = _call(Layer(cfg), layer_params, read_ND, (batch, length), rotary, factors)
+    a, m = a_ND.reshape(x.shape), m_ND.reshape(x.shape)
+    return LayerTap(x, a, m, x + a + m)
+
+
+def layer_step(
+    cfg: ModelConfig,
+    params: Params,
+    k: int | Int[Array, ""],
+    hidden: Float[Array, "B T D"],
+    *,
+    program: LayerProgram | None = None,
+    read: Float[Array, "B T D"] | None = None,
+    positions: Int[Array, "#B T"] | None = None,
+) -> LayerTap:
+    """Step `k` of the program alone, for loops that intervene between steps; `k` may be traced.
+
+    Args:
+      hidden: the stream that the step adds to.
+      read: the stream that the layer reads; None reads `hidden`. `program.hold` is the caller's to obey.
+    """
+    program = layer_program(cfg, depth_of(params)) if program is None else program
+    positions = jnp.arange(hidden.shape[1])[None] if positions is None else positions
+    factors = StepFactors(program.gate[k], program.norm_scale[k], program.residual_scale[k])
+    layer_params = _layer_params(params, k if program.order is None else program.order[k])
+    rotary = rotation(cfg, positions)
+    return _run_layer(cfg, layer_params, hidden, hidden if read is None else read, rotary, factors)
+
+
 def run_layers(
     cfg: ModelConfig,
     params: Params,
@@ -142,53 +179,46 @@ def run_layers(
     Raises:
       ValueError: taps together with traced bounds, whose number of steps is not known.
     """
-    batch, length, width = hidden.shape
     taps = taps or {}
     program = layer_program(cfg, depth_of(params)) if program is None else program
     stop = program.steps if stop is None else stop
-    positions = jnp.arange(length)[None] if positions is None else positions
+    positions = jnp.arange(hidden.shape[1])[None] if positions is None else positions
     rotary = rotation(cfg, positions)
-    layer = Layer(cfg)
 
-    def step(x_ND, layer_params, factors):
-        a_ND, m_ND = _call(layer, layer_params, x_ND, (batch, length), rotary, factors)
-        out_ND = x_ND + a_ND + m_ND
-        tap = LayerTap(*(z.reshape(batch, length, width) for z in (x_ND, a_ND, m_ND, out_ND)))
-        return out_ND, {name: fn(tap) for name, fn in taps.items()}
+    # The carry holds the stream and, in a program with parallel steps, the stream that the last step read.
+    def step(carry, layer_params, factors, hold):
+        x, held = carry
+        read = x if hold is None else jnp.where(hold, held, x)
+        tap = _run_layer(cfg, layer_params, x, read, rotary, factors)
+        return (tap.out, None if hold is None else read), {name: fn(tap) for name, fn in taps.items()}
 
     if cfg.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if cfg.remat == "dots" else None
         step = jax.checkpoint(step, policy=policy, prevent_cse=False)
 
-    def stored(index):
-        return jax.tree.map(
-            lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"]
-        )
-
-    factors = StepFactors(program.gate, program.norm_scale, program.residual_scale)
-    x_ND = hidden.reshape(batch * length, width)
+    per_step = (StepFactors(program.gate, program.norm_scale, program.residual_scale), program.hold)
+    carry = (hidden, None if program.hold is None else hidden)
 
     if not isinstance(start, jax.Array) and not isinstance(stop, jax.Array):
         cut = lambda tree: jax.tree.map(lambda leaf: leaf[start:stop], tree)  # noqa: E731
         if program.order is None:
             whole = (start, stop) == (0, program.steps)
-            xs = (params["layers"] if whole else cut(params["layers"]), cut(factors))
-            body = lambda x, step_xs: step(x, *step_xs)  # noqa: E731
+            xs = (params["layers"] if whole else cut(params["layers"]), *cut(per_step))
+            body = lambda c, step_xs: step(c, *step_xs)  # noqa: E731
         else:
-            xs = (program.order[start:stop], cut(factors))
-            body = lambda x, step_xs: step(x, stored(step_xs[0]), step_xs[1])  # noqa: E731
-        x_ND, tapped = jax.lax.scan(body, x_ND, xs, unroll=cfg.scan_unroll)
-        return x_ND.reshape(batch, length, width), tapped
+            xs = (program.order[start:stop], *cut(per_step))
+            body = lambda c, step_xs: step(c, _layer_params(params, step_xs[0]), *step_xs[1:])  # noqa: E731
+        (x, _), tapped = jax.lax.scan(body, carry, xs, unroll=cfg.scan_unroll)
+        return x, tapped
 
     if taps:
         raise ValueError("taps need Python integers for start and stop")
     order = jnp.arange(program.steps) if program.order is None else program.order
 
-    def loop_body(k, x):
-        return step(x, stored(order[k]), jax.tree.map(lambda f: f[k], factors))[0]
+    def loop_body(k, carry):
+        return step(carry, _layer_params(params, order[k]), *jax.tree.map(lambda f: f[k], per_step))[0]
 
-    x_ND = jax.lax.fori_loop(start, stop, loop_body, x_ND)
-    return x_ND.reshape(batch, length, width), {}
+    return jax.lax.fori_loop(start, stop, loop_body, carry)[0], {}
 
 
 def apply(

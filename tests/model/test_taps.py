@@ -60,7 +60,7 @@ def scan_outputs(taps):
 
 def test_only_what_is_asked_for_leaves_the_scan():
     """`[K, B, T, D]` exists only for a tap that returns a stream whole."""
-    stream = (BATCH * LENGTH, BASE.width)
+    stream = (BATCH, LENGTH, BASE.width)
     assert scan_outputs(None) == scan_outputs({}) == [stream]
     assert scan_outputs({"norm": lambda t: jnp.linalg.norm(t.h, axis=-1)}) == [
         (DEPTH, BATCH, LENGTH),
