@@ -2,13 +2,18 @@
 
 python launch.py train --config=configs/quickstart.py --workdir=DIR [--config.a.b=value ...]
 python launch.py plan  --config=configs/smollm_360m.py:lidas
+python launch.py probe --run=DIR/static/seed0 [--probes=geometry,ablation] [--config.probe.a.b=value ...]
+
+`probe` measures how a trained run uses its depth (docs/probes.md). Its config is configs/probe.py, with the
+conventions of `--preset`; results go to `probes/` in the run, and probes that are done are not run again.
 
 Exit codes: 0 done; 2 something to mend in the command, config or files (one line says what);
 3 a loss or gradient was not finite; 75 stopped on request, saved, the same command goes on; 130 interrupted
-before the first step.
+before the first step, or between probes, of which the finished are kept.
 """
 
 import os
+import pathlib
 import re
 import runpy
 import sys
@@ -21,7 +26,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from depthgrow_jax.allocator import keep_freed_memory
-from depthgrow_jax.errors import Preempted, UserError
+from depthgrow_jax.errors import Preempted, UserError, require_choice
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
@@ -30,9 +35,17 @@ config_flags.DEFINE_config_file(
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config (the summary covers all that are finished).")
 flags.DEFINE_bool(
-    "keep_memory", True, "train: keep freed memory between steps (faster on CPU, a larger process; Linux)."
+    "keep_memory", True, "train, probe: keep freed memory (faster on CPU, a larger process; Linux)."
 )
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
+flags.DEFINE_string("run", None, "probe: the directory of a trained run.")
+flags.DEFINE_integer("step", None, "probe: which checkpoint; the newest if not given.")
+flags.DEFINE_list("probes", [], "probe: only these.")
+flags.DEFINE_string(
+    "preset", None, "probe: conventions: default, csordas (arXiv 2505.13898), paper (2512.08819)."
+)
+flags.DEFINE_string("out", None, "probe: another directory for the results.")
+flags.DEFINE_string("other", None, "probe: a second run, for the probes that compare two networks.")
 flags.DEFINE_string(
     "distributed", None, "Several processes: `auto` (SLURM, TPU, ...) or `HOST:PORT,PROCESSES,INDEX` by hand."
 )
@@ -97,7 +110,53 @@ def train() -> int:
     return train_experiment(experiment, FLAGS.workdir, FLAGS.arms)
 
 
-VERBS = {"train": train, "plan": plan}
+def probe() -> int:
+    """Measures how a trained run uses its depth."""
+    if FLAGS.keep_memory:
+        keep_freed_memory()
+    if not FLAGS.run:
+        raise UserError("--run is missing: the directory of a run")
+    if FLAGS.distributed:
+        raise UserError(f"--distributed={FLAGS.distributed}: probe runs in one process, on all its devices")
+    from depthgrow_jax.probing import parse, probe_run
+
+    name, config, mesh = parse(FLAGS.config, FLAGS.probes)
+    try:
+        return probe_run(FLAGS.run, name, config, mesh, step=FLAGS.step, out=FLAGS.out, other=FLAGS.other)
+    except KeyboardInterrupt:
+        print("interrupted; finished probes are kept", file=sys.stderr)
+        return 130
+
+
+VERBS = {"train": train, "plan": plan, "probe": probe}
+PROBE_CONFIG = pathlib.Path(__file__).resolve().parent / "configs" / "probe.py"
+
+
+def _given(argv: list[str], flag: str) -> str | None:
+    """The value of a flag, before the flags are read; None if it is not there."""
+    form = re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        match = form.fullmatch(argument)
+        if match:
+            return following if match[1] is None else match[1]
+    return None
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """`argv`, with the config of probes where the verb is `probe` and none is given."""
+    preset = _given(argv, "preset")
+    verb = next((argument for argument in argv[1:] if argument in VERBS), None)
+    if verb != "probe" or _given(argv, "config") is not None:
+        if preset is not None:
+            raise UserError(
+                f"--preset={preset}: is for probe without --config; name it --config=FILE:{preset}"
+            )
+        return argv
+    from depthgrow_jax.probes.config import PRESETS
+
+    preset = "default" if preset is None else preset
+    require_choice("--preset", preset, PRESETS)
+    return [*argv, f"--config={PROBE_CONFIG}:{preset}"]
 
 
 def _load(argument: str) -> ConfigDict:
@@ -165,12 +224,8 @@ def _wrong_value(config: ConfigDict, error: Exception) -> str:
 def _parse(argv: list[str]) -> str:
     """Reads the flags and returns the verb. Raises `UserError` for what absl or ml_collections refuse."""
     # ml_collections describes a faulty config file or override in many lines: both are looked at first.
-    given = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
-    matches = [
-        (given.fullmatch(argument), following)
-        for argument, following in zip(argv, [*argv[1:], ""], strict=True)
-    ]
-    argument = next((m[1] if m[1] is not None else following for m, following in matches if m), None)
+    argv = _with_config(argv)
+    argument = _given(argv, "config")
     config = None if argument is None else _load(argument)
     if config is not None:
         _check_fields(config, argv)

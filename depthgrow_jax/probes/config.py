@@ -91,9 +91,15 @@ class TunedLensConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LensConfig:
-    """`top_k`: of the top-k overlap."""
+    """Both lenses.
+
+    Attributes:
+      top_k: of the top-k overlap.
+      pooling: as `probe.pooling`, of the lenses alone; empty for the same.
+    """
 
     top_k: int = 5
+    pooling: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +122,15 @@ class AttributionConfig:
     """Erasure and integrated gradients: maps over (layer, token) of a few prompts.
 
     Attributes:
-      examples, length: prompts and positions of each, cut from `prompts`.
-      answer_length: positions at the end that count as the answer where a prompt has none.
+      examples: of the prompts, the first.
+      length: positions of a prompt that has no answer.
+      answer_length: positions of the answer: its first, or the last of a prompt that has none.
       nodes: points on the path of integrated gradients.
       rule: `legendre` (Gauss-Legendre) or `left` (left Riemann sums, as Csordas et al.).
       target: what is attributed: the sum of `log_prob` or of `prob` of the answer's tokens.
-      baseline: what replaces a state: the layer's mean over the `dataset` or over the `prompt`.
-      uncounted: first positions left out of that mean.
+      baseline: where the path starts: the mean state of the layer over the `dataset` or over the `prompt`.
+      erasure_baseline: the same, of what replaces an erased state.
+      uncounted: first positions left out of these means.
     """
 
     examples: int = 4
@@ -132,6 +140,7 @@ class AttributionConfig:
     rule: str = "legendre"
     target: str = "log_prob"
     baseline: str = "dataset"
+    erasure_baseline: str = "dataset"
     uncounted: int = 1
 
 
@@ -227,12 +236,13 @@ _CSORDAS_TEMPLATE = (
     'Your response should end with "The final answer is [answer]" where [answer] is the response to the '
     "problem.\n{answer}"
 )
-# Of Csordas et al. (arXiv 2505.13898) and, where Kapl et al. (arXiv 2512.08819) differ, theirs: docs/probes.md.
+# Of Csordas et al. (arXiv 2505.13898); `paper` is Kapl et al. (arXiv 2512.08819): docs/probes.md.
 _CSORDAS: dict[str, Any] = {
     "protect": 1,
     "uncounted": 0,
     "headline": "max",
     "prompts": {"template": _CSORDAS_TEMPLATE, "examples": 10},
+    "lens": {"pooling": "examples"},
     "attribution": {"nodes": 256, "rule": "left", "target": "prob", "baseline": "prompt", "uncounted": 0},
 }
 PRESETS: dict[str, dict[str, Any]] = {
@@ -253,9 +263,11 @@ def validate(cfg: ProbeConfig) -> None:
     shared.validate(shared.Settings(cfg.protect, cfg.uncounted, cfg.pooling, cfg.headline))
     for field, choices in (
         ("dtype", DTYPES),
+        ("lens.pooling", ("", *shared.POOLINGS)),
         ("attribution.rule", RULES),
         ("attribution.target", TARGETS),
         ("attribution.baseline", BASELINES),
+        ("attribution.erasure_baseline", BASELINES),
     ):
         require_choice(f"probe.{field}", _get(cfg, field), choices)
     for field, choices in (("ablation.parts", PARTS), ("ablation.modes", MODES)):

@@ -1,7 +1,7 @@
 """What every probe takes: a network and prompts. B prompts of a batch, P prompts in all, T positions."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ class Subject(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Token sequences, padded on the right. Leading axis P, or B for a batch.
+    """Token sequences, padded on the right. Leading axis P (numpy), or B for a batch (on the devices).
 
     Attributes:
       inputs: int32 `[P, T]` ids.
@@ -43,11 +43,11 @@ class Prompts(NamedTuple):
         no answer.
     """
 
-    inputs: np.ndarray
-    targets: np.ndarray
-    scored: np.ndarray
-    valid: np.ndarray
-    answer: np.ndarray
+    inputs: Any
+    targets: Any
+    scored: Any
+    valid: Any
+    answer: Any
 
     @property
     def lengths(self) -> np.ndarray:
@@ -112,9 +112,8 @@ def batches(subject: Subject, prompts: Prompts, batch_size: int) -> Iterator[Bat
     total, rows = len(prompts.inputs), rows_of(subject, prompts, batch_size)
     for start in range(0, total, rows):
         indices = np.arange(start, start + rows) % total
-        chosen = Prompts(*(np.asarray(field)[indices] for field in prompts))
-        if subject.batch_sharding is not None:
-            chosen = Prompts(*(jax.device_put(field, subject.batch_sharding) for field in chosen))
+        chosen = (np.asarray(field)[indices] for field in prompts)
+        chosen = Prompts(*(jax.device_put(field, subject.batch_sharding) for field in chosen))
         yield Batch(chosen, min(rows, total - start), indices)
 
 

@@ -46,7 +46,7 @@ def stream_logits(
     Returns:
       What `measure` returns, leaves `[S, B, T]`.
     """
-    batch, length, width = reference.shape
+    batch, length, _ = reference.shape
     size = max(1, min(length, chunk_bytes // (4 * batch * cfg.vocab_size)))
     chunks = -(-length // size)
     padding = chunks * size - length

@@ -46,6 +46,7 @@ class Quantity(NamedTuple):
         interval). `max` has no interval: the bootstrap does not cover extremes.
       by_example: name of a token statistic -> `[P, *axes]`.
       noise_floor: the largest absolute value that a no-op intervention gives through the same kernels.
+      weights: `[P]` of the examples in `mean`, None for equal.
     """
 
     axes: tuple[str, ...]
@@ -53,6 +54,7 @@ class Quantity(NamedTuple):
     statistics: dict[str, np.ndarray]
     by_example: dict[str, np.ndarray] = {}  # noqa: RUF012
     noise_floor: float | None = None
+    weights: np.ndarray | None = None
 
 
 class Score(NamedTuple):
@@ -153,7 +155,7 @@ def quantity(
         statistics[f"{label}_low"], statistics[f"{label}_high"] = low, high
         if name == "max":
             statistics["max"] = values.max(axis=0)
-    return Quantity(axes, unit, statistics, by_example, noise_floor)
+    return Quantity(axes, unit, statistics, by_example, noise_floor, weights)
 
 
 def constant(axes: tuple[str, ...], unit: str, values: np.ndarray) -> Quantity:
@@ -178,31 +180,55 @@ def score(
     definition: str,
     *,
     weights: list[np.ndarray | None] | None = None,
+    over_examples: str = "mean",
     scale: tuple[float, float] = (0.0, 1.0),
     null: np.ndarray | None = None,
 ) -> Score:
-    """A scalar function of means over examples, with its bootstrap interval.
+    """A scalar function of means (or maxima) over examples, with its bootstrap interval.
 
     Args:
-      fn: takes the means of each array, `[R, *axes]`, and returns `[R]`.
+      fn: takes the reduced arrays, `[R, *axes]` each, and returns `[R]`.
       by_example: arrays `[P, *axes]` over the same examples, resampled together.
       weights: of the examples, one entry an array; None for equal.
+      over_examples: `mean` or `max`.
       scale: the values that are 0 and 1 when normalised.
       null: `[R]` values of the score under shuffled layers.
+
+    A score that is not finite in some resamples has no interval.
     """
     shares = weights or [None] * len(by_example)
     examples = len(by_example[0])
 
     def evaluate(counts):
-        return np.asarray(
-            fn(*(resampled_means(v, w, counts) for v, w in zip(by_example, shares, strict=True)))
-        )
+        pairs = zip(by_example, shares, strict=True)
+        if over_examples == "max":
+            return np.asarray(fn(*(_resampled_maxima(values, counts) for values, _ in pairs)))
+        return np.asarray(fn(*(resampled_means(values, share, counts) for values, share in pairs)))
 
     value = float(evaluate(np.ones((1, examples)))[0])
     low = high = float("nan")
     if examples > 1:
-        low, high = (float(x) for x in interval(evaluate(resample_counts(examples, resamples=RESAMPLES))))
+        resampled = evaluate(resample_counts(examples, resamples=RESAMPLES))
+        if np.isfinite(resampled).all():
+            low, high = (float(x) for x in interval(resampled))
     bottom, top = scale
-    normalised = [(x - bottom) / (top - bottom) for x in (value, low, high)]
     null_low, null_high = (float(x) for x in interval(null)) if null is not None else (float("nan"),) * 2
-    return Score(value, low, high, *normalised, definition, null_low, null_high)
+    return Score(
+        value,
+        low,
+        high,
+        normalised=(value - bottom) / (top - bottom),
+        normalised_low=(low - bottom) / (top - bottom),
+        normalised_high=(high - bottom) / (top - bottom),
+        definition=definition,
+        null_low=null_low,
+        null_high=null_high,
+    )
+
+
+def _resampled_maxima(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Maxima over the examples that each resample drew, `[R, ...]`."""
+    maxima = np.full((len(counts), *values.shape[1:]), -np.inf)
+    for example, drawn in zip(values, counts.T > 0, strict=True):
+        maxima[drawn] = np.maximum(maxima[drawn], example)
+    return maxima

@@ -1,8 +1,8 @@
 """Conventions that all probes share: which tokens are intervened on, which count, and how they are pooled."""
 
 import dataclasses
+from typing import Any
 
-import jax
 import numpy as np
 
 from depthgrow_jax.errors import require, require_choice
@@ -52,17 +52,17 @@ def validate(settings: Settings) -> None:
     require_choice("probe.headline", settings.headline, HEADLINES)
 
 
-def counted(settings: Settings, prompts: Prompts) -> np.ndarray | jax.Array:
+def counted(settings: Settings, prompts: Prompts) -> Any:
     """bool `[P, T]`: the tokens that statistics of the streams count."""
     return prompts.valid & (np.arange(prompts.valid.shape[1]) >= settings.uncounted)[None]
 
 
-def counted_outputs(settings: Settings, prompts: Prompts) -> np.ndarray | jax.Array:
+def counted_outputs(settings: Settings, prompts: Prompts) -> Any:
     """bool `[P, T]`: the tokens that statistics of the outputs count, which need a target."""
     return counted(settings, prompts) & prompts.scored
 
 
-def intervened(settings: Settings, prompts: Prompts) -> np.ndarray | jax.Array:
+def intervened(settings: Settings, prompts: Prompts) -> Any:
     """bool `[P, T]`: the tokens that interventions touch."""
     return prompts.valid & (np.arange(prompts.valid.shape[1]) >= settings.protect)[None]
 

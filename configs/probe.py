@@ -1,0 +1,16 @@
+"""Probes of a trained run; `preset` fixes the conventions of a reference.
+
+    python launch.py probe --run=runs/quickstart/static/seed0
+    python launch.py probe --run=... --preset=csordas --config.probe.prompts.path=gsm8k/test.jsonl
+    python launch.py probe --run=... --probes=geometry,ablation --config.probe.prompts.examples=64
+
+`--preset=P` is `--config=configs/probe.py:P`. Fields: depthgrow_jax/probes/config.py.
+"""
+
+from depthgrow_jax.probing import base_config
+
+VARIANTS = ("default", "csordas", "paper")
+
+
+def get_config(preset: str = "default"):
+    return base_config(preset)

@@ -1,0 +1,265 @@
+"""The glue of `launch.py probe`: a checkpoint, prompts and settings in; one result file a probe out."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+import depthgrow_jax
+from depthgrow_jax import probe_job, results
+from depthgrow_jax.config import flatten, from_dict, to_dict
+from depthgrow_jax.data import Corpus
+from depthgrow_jax.errors import UserError, require, require_choice
+from depthgrow_jax.experiment import load_corpus
+from depthgrow_jax.probe_job import ALSO_SCORED, RUN, SCORED, Job
+from depthgrow_jax.probes.config import PRESETS, PROBES, ProbeConfig, validate
+from depthgrow_jax.probes.inputs import Prompts
+from depthgrow_jax.prompts import facts, from_corpus, from_file, masking
+from depthgrow_jax.report.probe_table import probe_table
+from depthgrow_jax.rundir import locked, open_directory
+from depthgrow_jax.subjects import Loaded, load_subject
+from depthgrow_jax.train.config import MeshConfig
+
+# Fields of `ProbeConfig` that decide the numbers of every probe, and the groups that decide those of one.
+_SHARED = ("protect", "uncounted", "pooling", "headline", "dtype", "prompts")
+_OWN = {
+    "geometry": (),
+    "ablation": ("ablation",),
+    "logit_lens": ("lens",),
+    "tuned_lens": ("lens", "tuned_lens"),
+    "order": ("order",),
+    "gradients": (),
+    "erasure": ("attribution",),
+    "integrated_gradients": ("attribution",),
+    "weights": ("similarity",),
+    "representations": ("similarity",),
+    "linear_maps": ("similarity",),
+    "blocks": ("blocks",),
+    "scores": ("ablation", "lens", "scores"),
+}
+_TWO_NETWORKS = ("linear_maps", "blocks")
+_LINE_SECONDS = 10.0
+
+
+def base_config(preset: str = "default") -> ConfigDict:
+    """A locked `ConfigDict` for config files: `name` (of the output directory), `probe` and `mesh`.
+
+    Raises `UserError` for a preset that is none of `PRESETS`.
+    """
+    require_choice("preset", preset, PRESETS)
+    changed: dict[str, Any] = {}
+    for field, value in PRESETS[preset].items():
+        group = getattr(ProbeConfig(), field)
+        changed[field] = dataclasses.replace(group, **value) if isinstance(value, dict) else value
+    probe = dataclasses.replace(ProbeConfig(), **changed)
+    return ConfigDict({"name": preset, "probe": to_dict(probe), "mesh": to_dict(MeshConfig())}).lock()
+
+
+def parse(config: ConfigDict, probes: Sequence[str] = ()) -> tuple[str, ProbeConfig, MeshConfig]:
+    """The parts of an edited `base_config()`, checked; `probes` that are given replace those of the config.
+
+    Raises `UserError` naming the field.
+    """
+    fields = config.to_dict()
+    if set(fields) != {"name", "probe", "mesh"}:
+        raise UserError(f"--config: has {', '.join(fields)}; the config of probes has name, probe and mesh")
+    if probes:
+        fields["probe"]["probes"] = tuple(probes)
+    name = fields["name"]
+    plain = isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
+    require(plain, "name", name, "must be the name of a directory")
+    probe = from_dict(ProbeConfig, fields["probe"], "probe.")
+    validate(probe)
+    mesh = from_dict(MeshConfig, fields["mesh"], "mesh.")
+    require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
+    require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")
+    return name, probe, mesh
+
+
+def probe_run(
+    run: str,
+    name: str,
+    config: ProbeConfig,
+    mesh: MeshConfig,
+    *,
+    step: int | None = None,
+    out: str | None = None,
+    other: str | None = None,
+) -> int:
+    """Runs the probes that are not finished, and prints a table of all that were asked for.
+
+    Everything that can be wrong is looked for before the first probe runs. Each result is written when its
+    probe is done, so that a command that is stopped goes on where it was.
+
+    Args:
+      run: directory of the run.
+      name: results go to `probes/step{N}-{name}` in it.
+      step: of the checkpoint; None for the newest.
+      out: another directory for the results.
+      other: a second run for the probes that compare two networks.
+
+    Returns the exit code, 0. Raises `UserError` for anything the user can mend.
+    """
+    probes = tuple(probe for probe in PROBES if not config.probes or probe in config.probes)
+    loaded = load_subject(run, step, dtype=config.dtype, mesh=mesh)
+    rival = load_subject(other, dtype=config.dtype, mesh=mesh, flag="--other") if other else None
+    corpus = _corpus(loaded)
+    if rival is not None:
+        probe_job.check_same_tokens(loaded, rival, corpus, _corpus(rival))
+    prompts, prompt_facts = _prompts(config, loaded, corpus)
+    place = pathlib.Path(run).expanduser() / "probes" / f"step{loaded.step}-{name}"
+    directory = pathlib.Path(out).expanduser() if out else place
+    requests = {p: _request(p, config, loaded, prompt_facts, rival) for p in PROBES}
+    finished, made_of = _finished(directory, probes, requests)
+    job = Job(
+        config,
+        probe_job.resolve_settings(config, loaded.subject, prompts),
+        loaded,
+        prompts,
+        corpus,
+        masking(loaded.config.train, corpus),
+        rival,
+        directory,
+        made_of,
+    )
+    probe_job.check(job, tuple(probe for probe in probes if probe not in finished))
+    header = loaded.facts | {
+        "prompts": prompt_facts,
+        "preset": name,
+        "other": rival.facts if rival else None,
+        "dtype": config.dtype,
+        "devices": loaded.subject.devices,
+        "settings": dataclasses.asdict(job.settings),
+        "versions": {"jax": jax.__version__, "depthgrow_jax": depthgrow_jax.__version__},
+    }
+    with locked(open_directory(directory)):
+        for probe in probes:
+            if probe in finished:
+                _line(f"{probe}: already done")
+            else:
+                _run_probe(probe, job, header | {"request": requests[probe]})
+    print(f"{loaded.facts['run']} after step {loaded.step}: {directory}\n")
+    found = {probe: results.load(directory / f"{probe}.json")[0] for probe in probes}
+    print(probe_table(found, config.headline))
+    return 0
+
+
+def _run_probe(probe: str, job: Job, header: dict[str, Any]) -> None:
+    """Runs one probe and writes its result."""
+    start = time.perf_counter()
+    exact = job.config.dtype == "float32"
+    with jax.default_matmul_precision("highest") if exact else contextlib.nullcontext():
+        try:
+            result = RUN[probe](job, watch)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"{probe}: does not fit into memory with probe.batch_size={job.settings.batch_size}, "
+                f"probe.lanes={job.settings.lanes}, probe.chunk_bytes={job.settings.chunk_bytes}; lower them"
+            ) from None
+    seconds = time.perf_counter() - start
+    results.save(job.directory, result, header | {"seconds": seconds})
+    _line(f"{probe}: {seconds:.1f} s")
+
+
+def _corpus(loaded: Loaded) -> Corpus:
+    """The data that the run was trained on. Raises `UserError` if it is not that any more."""
+    corpus = load_corpus(loaded.config, {}, _line)
+    if corpus.data_hash != loaded.meta["data_hash"]:
+        raise UserError(
+            f"{loaded.facts['run']}: was trained on other data (hash {loaded.meta['data_hash'][:12]}, now "
+            f"{corpus.data_hash[:12]}); restore the files, whose tokenizer and held-out text probes need"
+        )
+    return corpus
+
+
+def _prompts(config: ProbeConfig, loaded: Loaded, corpus: Corpus) -> tuple[Prompts, dict[str, Any]]:
+    length = config.prompts.length or loaded.config.train.sequence_length
+    mask = masking(loaded.config.train, corpus)
+    if not config.prompts.path:
+        prompts = from_corpus(corpus, config.prompts.examples, length, mask)
+        return prompts, facts(prompts, "validation split of the run's data")
+    prompts, found = from_file(config.prompts, corpus.tokenizer, length, loaded.config.model.vocab_size, mask)
+    if found["cut"]:
+        _line(
+            f"prompts: {found['cut']} of {found['examples']} are cut to {length} tokens, "
+            f"{found['answers_cut_off']} of them before their answer"
+        )
+    return prompts, found
+
+
+def _request(
+    probe: str, config: ProbeConfig, loaded: Loaded, prompts: dict[str, Any], rival: Loaded | None
+) -> dict[str, Any]:
+    """What decides a probe's numbers, flat, as JSON values."""
+    fields = {name: to_dict(getattr(config, name)) for name in (*_SHARED, *_OWN[probe])}
+    run = {"config_hash": loaded.meta["config_hash"], "data_hash": loaded.meta["data_hash"]}
+    compared = f"{rival.meta['config_hash']} step {rival.step}" if rival and probe in _TWO_NETWORKS else ""
+    request = {f"probe.{field}": value for field, value in flatten(fields).items()}
+    request |= {"step": loaded.step, **run, "prompts": prompts["sha256"], "other": compared}
+    return json.loads(json.dumps(request))
+
+
+def _finished(
+    directory: pathlib.Path, probes: Sequence[str], requests: dict[str, dict[str, Any]]
+) -> tuple[set[str], tuple[str, ...]]:
+    """Which of `probes` are done, and the probes that the scores are made of.
+
+    Raises `UserError` for results that were made with another request, and for scores without what they need.
+    """
+    sources = (*SCORED, *ALSO_SCORED) if "scores" in probes else ()
+    done = {p for p in {*probes, *sources} - {"scores"} if _is_done(directory / f"{p}.json", requests[p])}
+    made_of = tuple(p for p in sources if p in done or p in probes)
+    if "scores" in probes:
+        requests["scores"]["made_of"] = list(made_of)
+        if _is_done(directory / "scores.json", requests["scores"]):
+            done.add("scores")
+        missing = [p for p in SCORED if p not in made_of]
+        if missing:
+            raise UserError(
+                f"--probes={','.join(probes)}: scores are made of {', '.join(missing)} too; name them as well"
+            )
+    return done & {*probes}, made_of
+
+
+def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
+    """Whether there is a result of this request. Raises `UserError` if there is one of another."""
+    if not path.exists():
+        return False
+    stored = results.describe(path)["header"].get("request", {})
+    differing = sorted(name for name in {*stored, *request} if stored.get(name) != request.get(name))
+    if stored.get("prompts") == request["prompts"]:
+        # The same tokens, whatever led to them.
+        differing = [name for name in differing if not name.startswith("probe.prompts.")]
+    if differing == ["made_of"]:
+        return False
+    if differing:
+        shown = "; ".join(f"{n} was {stored.get(n)!r}, now {request.get(n)!r}" for n in differing)
+        raise UserError(f"{path}: was made with other settings ({shown}); use --out=DIR")
+    return True
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def watch(what: str, total: int, items: Iterator) -> Iterator:
+    """Passes `items` on and shows how many are done: a bar on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=what, total=total, leave=False, file=sys.stderr, dynamic_ncols=True)
+        return
+    shown = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - shown >= _LINE_SECONDS:
+            shown = time.monotonic()
+            _line(f"{what}: {done}/{total}")
+        yield item
