@@ -156,7 +156,8 @@ def _with_config(argv: list[str]) -> list[str]:
 
     preset = "default" if preset is None else preset
     require_choice("--preset", preset, PRESETS)
-    return [*argv, f"--config={PROBE_CONFIG}:{preset}"]
+    # In front: overrides are known only after the config that they change.
+    return [argv[0], f"--config={PROBE_CONFIG}:{preset}", *argv[1:]]
 
 
 def _load(argument: str) -> ConfigDict:

@@ -8,7 +8,7 @@ layers, are values of these arrays: one compilation serves all of them.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from depthgrow_jax.model.config import ModelConfig
 
@@ -22,15 +22,12 @@ class LayerProgram(NamedTuple):
       gate: factor on what attention (column 0) and MLP (column 1) add to the residual stream.
       norm_scale: factor on the pre-norm output (LayerNorm-Scaling; 1 for other placements).
       residual_scale: factor on both contributions (residual scaling by depth; 1 otherwise).
-      hold: where true, the step reads the stream that the step before it read, and adds to the
-        stream that left it: layers in parallel. None runs all steps one after another.
     """
 
     order: Int[Array, " K"] | None
     gate: Float[Array, "K 2"]
     norm_scale: Float[Array, " K"]
     residual_scale: Float[Array, " K"]
-    hold: Bool[Array, " K"] | None = None
 
     @property
     def steps(self) -> int:
@@ -74,5 +71,4 @@ def reorder(program: LayerProgram, order) -> LayerProgram:
         gate=program.gate[order],
         norm_scale=program.norm_scale[order],
         residual_scale=program.residual_scale[order],
-        hold=None if program.hold is None else program.hold[order],
     )

@@ -26,7 +26,7 @@ class LayerTap(NamedTuple):
     """What one step offers to a tap, `[B, T, D]` each; `h + attn + mlp == out`.
 
     Attributes:
-      h: the residual stream that enters the layer (under `program.hold`: that the layer adds to).
+      h: the residual stream that enters the layer.
       attn, mlp: what attention and MLP add to it, gates and scales included.
       out: the residual stream that leaves.
     """
@@ -141,7 +141,7 @@ def layer_step(
 
     Args:
       hidden: the stream that the step adds to.
-      read: the stream that the layer reads; None reads `hidden`. `program.hold` is the caller's to obey.
+      read: the stream that the layer reads; None reads `hidden`.
     """
     program = layer_program(cfg, depth_of(params)) if program is None else program
     positions = jnp.arange(hidden.shape[1])[None] if positions is None else positions
@@ -185,40 +185,35 @@ def run_layers(
     positions = jnp.arange(hidden.shape[1])[None] if positions is None else positions
     rotary = rotation(cfg, positions)
 
-    # The carry holds the stream and, in a program with parallel steps, the stream that the last step read.
-    def step(carry, layer_params, factors, hold):
-        x, held = carry
-        read = x if hold is None else jnp.where(hold, held, x)
-        tap = _run_layer(cfg, layer_params, x, read, rotary, factors)
-        return (tap.out, None if hold is None else read), {name: fn(tap) for name, fn in taps.items()}
+    def step(x, layer_params, factors):
+        tap = _run_layer(cfg, layer_params, x, x, rotary, factors)
+        return tap.out, {name: fn(tap) for name, fn in taps.items()}
 
     if cfg.remat != "none":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if cfg.remat == "dots" else None
         step = jax.checkpoint(step, policy=policy, prevent_cse=False)
 
-    per_step = (StepFactors(program.gate, program.norm_scale, program.residual_scale), program.hold)
-    carry = (hidden, None if program.hold is None else hidden)
+    factors = StepFactors(program.gate, program.norm_scale, program.residual_scale)
 
     if not isinstance(start, jax.Array) and not isinstance(stop, jax.Array):
         cut = lambda tree: jax.tree.map(lambda leaf: leaf[start:stop], tree)  # noqa: E731
         if program.order is None:
             whole = (start, stop) == (0, program.steps)
-            xs = (params["layers"] if whole else cut(params["layers"]), *cut(per_step))
-            body = lambda c, step_xs: step(c, *step_xs)  # noqa: E731
+            xs = (params["layers"] if whole else cut(params["layers"]), cut(factors))
+            body = lambda x, step_xs: step(x, *step_xs)  # noqa: E731
         else:
-            xs = (program.order[start:stop], *cut(per_step))
-            body = lambda c, step_xs: step(c, _layer_params(params, step_xs[0]), *step_xs[1:])  # noqa: E731
-        (x, _), tapped = jax.lax.scan(body, carry, xs, unroll=cfg.scan_unroll)
-        return x, tapped
+            xs = (program.order[start:stop], cut(factors))
+            body = lambda x, step_xs: step(x, _layer_params(params, step_xs[0]), step_xs[1])  # noqa: E731
+        return jax.lax.scan(body, hidden, xs, unroll=cfg.scan_unroll)
 
     if taps:
         raise ValueError("taps need Python integers for start and stop")
     order = jnp.arange(program.steps) if program.order is None else program.order
 
-    def loop_body(k, carry):
-        return step(carry, _layer_params(params, order[k]), *jax.tree.map(lambda f: f[k], per_step))[0]
+    def loop_body(k, x):
+        return step(x, _layer_params(params, order[k]), jax.tree.map(lambda f: f[k], factors))[0]
 
-    return jax.lax.fori_loop(start, stop, loop_body, carry)[0], {}
+    return jax.lax.fori_loop(start, stop, loop_body, hidden), {}
 
 
 def apply(

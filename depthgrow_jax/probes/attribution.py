@@ -84,12 +84,6 @@ def answers(prompts: Prompts) -> Answers:
     return Answers(positions, np.take_along_axis(prompts.targets, positions, axis=1), mask)
 
 
-def check_program(subject: Subject) -> None:
-    """Raises `UserError` for parallel layers: what enters one is more than the stream h_l."""
-    if subject.program.hold is not None:
-        raise UserError("program: runs layers in parallel; attribution needs one stream into every layer")
-
-
 def lanes_of(subject: Subject, prompts: Prompts, cropped: Prompts, settings: Settings) -> int:
     """Copies of a batch of `cropped` that take the memory of `settings.lanes` batches of `prompts`."""
     tokens = [rows_of(subject, p, settings.batch_size) * p.inputs.shape[1] for p in (prompts, cropped)]
@@ -192,8 +186,8 @@ def attribution_conventions(config: AttributionConfig, over: str) -> dict[str, s
     return {
         "prompts": f"the first {config.examples}, cut after their answer, without one to {config.length} "
         "positions",
-        "answer": f"the first {config.answer_length} positions whose target belongs to the answer; without an "
-        f"answer the last {config.answer_length} scored positions",
+        "answer": f"the first {config.answer_length} positions whose target belongs to the answer; without "
+        f"one the last {config.answer_length} scored positions",
         "baseline": f"{over}: mean of h_l over the tokens of {mean[over]}, {front}",
         "protected tokens": "none: the first position is treated like the others",
         "token axis": "positions from the start; a prompt that is shorter counts as 0 beyond its end",

@@ -18,7 +18,6 @@ from depthgrow_jax.probes.attribution import (
     answers,
     attribution_conventions,
     attribution_notes,
-    check_program,
     clean_streams,
     crop,
     even_chunks,
@@ -122,7 +121,6 @@ def erasure(
     Raises:
       UserError: prompts that `crop` refuses; parallel layers.
     """
-    check_program(subject)
     cfg, params, program = subject.cfg, subject.params, subject.program
     cropped = crop(prompts, config)
     answer = answers(cropped)

@@ -62,19 +62,17 @@ def _run(
     arrays of the size of the whole stack.
     """
 
-    def step(carry, xs):
-        (x, held), (layer, gate, norm_scale, residual_scale, hold, shift) = carry, xs
-        h = x + shift
-        read = h if hold is None else jnp.where(hold, held, h)
+    def step(x, xs):
+        layer, gate, norm_scale, residual_scale, shift = xs
         alone = LayerProgram(None, gate[None], norm_scale[None], residual_scale[None])
         stack = {"layers": jax.tree.map(lambda p: p[None], layer)}
-        tap = model.layer_step(cfg, stack, 0, h, program=alone, read=read)
-        return (tap.out, None if hold is None else read), tap.attn + tap.mlp
+        tap = model.layer_step(cfg, stack, 0, x + shift, program=alone)
+        return tap.out, tap.attn + tap.mlp
 
     if program.order is not None:
         layers = jax.tree.map(lambda p: p[program.order], layers)
-    xs = (layers, program.gate, program.norm_scale, program.residual_scale, program.hold, shifts[:-1])
-    (x, _), added = jax.lax.scan(step, (hidden, None if program.hold is None else hidden), xs)
+    xs = (layers, program.gate, program.norm_scale, program.residual_scale, shifts[:-1])
+    x, added = jax.lax.scan(step, hidden, xs)
     return x + shifts[-1], added
 
 

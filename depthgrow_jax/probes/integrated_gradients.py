@@ -19,7 +19,6 @@ from depthgrow_jax.probes.attribution import (
     answers,
     attribution_conventions,
     attribution_notes,
-    check_program,
     clean_streams,
     crop,
     even_chunks,
@@ -156,7 +155,6 @@ def integrated_gradients(
     Raises:
       UserError: prompts that `crop` refuses; parallel layers.
     """
-    check_program(subject)
     cfg, params, program = subject.cfg, subject.params, subject.program
     cropped = crop(prompts, config)
     answer = answers(cropped)

@@ -172,12 +172,7 @@ def run_change(
       program: the clean one, whose steps `change.order` names.
       hidden: `[B, T, D]`, the stream that enters step `change.start`; no step before it may be one that a
         held step reads with.
-
-    Raises:
-      ValueError: the clean program has parallel steps itself; what moving them means is not defined.
     """
-    if program.hold is not None:
-        raise ValueError("changes of a program that has parallel steps are not defined")
     changed = reorder(program, change.order)
 
     def body(k, carry):

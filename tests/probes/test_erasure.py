@@ -55,7 +55,7 @@ def naive(subject, prompts, examples, means):
         distances = np.zeros((subject.steps + 1, SIZES[i], len(where)))
         drop = np.zeros((subject.steps + 1, SIZES[i]))
         for k in points:
-            chosen = [states[i][k]] if means == "prompt" else [s[k] for s in states]
+            chosen = [states[i][k][: SIZES[i] - 1]] if means == "prompt" else [s[k] for s in states]
             mean = np.concatenate([s[1:] for s in chosen]).mean(axis=0)
             clean = predict(states[i][k], k)
             for t in range(SIZES[i]):
@@ -88,27 +88,26 @@ def test_every_erasure_is_that_of_a_naive_loop(name, baseline):
     expected_l2, expected_drop = naive(subject, prompts, 2, baseline)
     result = erasure(sharded(subject) if name == "pre" else subject, prompts, SETTINGS, config)
 
-    assert (result.examples, result.tokens) == (2, 10 + 7)
+    assert (result.examples, result.tokens) == (2, 9 + 6)
     assert result.notes["answer_positions"] == [[8, 9], [5, 6]]
     l2, drop = result.quantities["prob_l2"], result.quantities["log_prob_drop"]
     by_layer = result.quantities["by_layer.prob_l2"]
     assert l2.axes == drop.axes == ("stream", "token") and by_layer.axes == ("stream",)
     for i in range(2):
-        size = SIZES[i]
-        np.testing.assert_allclose(l2.by_example["max"][i][:, :size], expected_l2[i].max(axis=-1), atol=3e-6)
-        np.testing.assert_allclose(
-            l2.by_example["mean"][i][:, :size], expected_l2[i].mean(axis=-1), atol=3e-6
-        )
-        np.testing.assert_allclose(drop.by_example["mean"][i][:, :size], expected_drop[i], atol=5e-5)
+        size = SIZES[i] - 1  # cut after the answer
+        distances, drops = expected_l2[i][:, :size], expected_drop[i][:, :size]
+        np.testing.assert_allclose(l2.by_example["max"][i][:, :size], distances.max(axis=-1), atol=3e-6)
+        np.testing.assert_allclose(l2.by_example["mean"][i][:, :size], distances.mean(axis=-1), atol=3e-6)
+        np.testing.assert_allclose(drop.by_example["mean"][i][:, :size], drops, atol=5e-5)
         # The first position is erased, but not counted.
-        counted = expected_l2[i].max(axis=-1)[:, 1:]
+        counted = distances.max(axis=-1)[:, 1:]
         np.testing.assert_allclose(by_layer.by_example["max"][i], counted.max(axis=-1), atol=3e-6)
         np.testing.assert_allclose(by_layer.by_example["mean"][i], counted.mean(axis=-1), atol=3e-6)
         # Causality, without rounding: neither later tokens, nor padding, nor h_K elsewhere reach the answer.
         for values in (l2.by_example["max"][i], drop.by_example["mean"][i]):
-            assert not values[:, size - 1 :].any()
-            assert not np.delete(values[-1], [size - 3, size - 2]).any()
-            assert values[:, size - 3 : size - 1].all() and values[:-1, : size - 3].all()
+            assert not values[:, size:].any()
+            assert not np.delete(values[-1], [size - 2, size - 1]).any()
+            assert values[:, size - 2 : size].all() and values[:-1, : size - 2].all()
     # `max` is the references' maximum over examples and answer positions.
     largest = max(e[1, 3].max() for e in expected_l2)
     np.testing.assert_allclose(l2.statistics["max"][1, 3], largest, atol=3e-6)
@@ -125,13 +124,6 @@ def test_bfloat16_streams_have_a_noise_floor_far_below_the_effects():
     assert quantity.noise_floor < 0.1 * quantity.statistics["max"].min()
 
 
-def test_parallel_layers_are_refused():
-    subject = toy_models.subject(depth=2)
-    held = subject._replace(program=subject.program._replace(hold=np.array([False, True])))
-    with pytest.raises(UserError, match="parallel"):
-        erasure(held, toy_models.text(), SETTINGS, AttributionConfig())
-
-
 def test_text_gets_its_answer_from_the_end_of_what_is_kept():
     cropped = crop(toy_models.text(5, 20), AttributionConfig(examples=3, length=12, answer_length=4))
     assert cropped.inputs.shape == (3, 12) and cropped.answer.tolist() == [8, 8, 8]
@@ -143,7 +135,7 @@ def test_text_gets_its_answer_from_the_end_of_what_is_kept():
 def test_answers_need_targets_and_are_kept_where_they_are():
     prompts = prompts_without_last_target()
     cropped = crop(prompts, AttributionConfig(examples=3, length=64))
-    assert cropped.inputs.shape == (3, 11) and cropped.answer.tolist() == [8, 5, 5]
+    assert cropped.inputs.shape == (3, 10) and cropped.answer.tolist() == [8, 5, 5]
     some = prompts._replace(answer=np.array([11, 6, 5], np.int32))
     found = answers(crop(some, AttributionConfig(examples=3, length=64, answer_length=3)))
     assert found.mask.tolist() == [[True, True, True], [True, False, False], [True, True, False]]

@@ -92,12 +92,11 @@ def test_parameter_norms_are_those_of_a_plain_gradient(name):
     assert got.examples == 2 and got.tokens == 7 + 5 - 2 * 2
 
 
-def test_looped_and_parallel_layers():
+def test_looped_layers():
     """Stored layers that run several times have one gradient, the sum over their runs."""
     net = subject(DEPTH, residual_scaling="learned", residual_init=0.8)
     gate = jnp.asarray([[1, 0.5], [1, 1], [0.3, 1], [1, 2], [1, 1]], jnp.float32)
     program = model.layer_program(net.cfg, 5, order=[0, 1, 1, 2, 1], gate=gate)
-    program = program._replace(hold=jnp.asarray([False, False, True, False, True]))
     got = check_parameters(net._replace(program=program), "stored_layer")
     for name, found in got.quantities.items():
         assert found.statistics["mean"].shape == tuple(len(got.axes[a].values) for a in found.axes), name

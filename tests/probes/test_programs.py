@@ -202,11 +202,3 @@ def test_any_number_of_orders_compiles_once():
         assert found["kl"][0].shape == (4, len(changes), 2)
         assert found["kl"][1].shape == (len(changes), 2)
     assert programs._effects._cache_size() - before == 1
-
-
-def test_a_program_that_holds_steps_itself_is_refused():
-    network, _, streams = toy("pre")
-    program = network.program._replace(hold=jnp.zeros(DEPTH, bool))
-    change = jax.tree.map(lambda x: x[0], programs.stack([programs.plain(DEPTH)], DEPTH))
-    with pytest.raises(ValueError, match="parallel steps"):
-        programs.run_change(network.cfg, network.params, program, streams[0], change)
