@@ -217,7 +217,8 @@ def _finished(
     Raises `UserError` for results that were made with another request, and for scores without what they need.
     """
     sources = (*SCORED, *ALSO_SCORED) if "scores" in probes else ()
-    done = {p for p in {*probes, *sources} - {"scores"} if _is_done(directory / f"{p}.json", requests[p])}
+    measured = [p for p in PROBES if p in (*probes, *sources) and p != "scores"]
+    done = {p for p in measured if _is_done(directory / f"{p}.json", requests[p])}
     made_of = tuple(p for p in sources if p in done or p in probes)
     if "scores" in probes:
         requests["scores"]["made_of"] = list(made_of)

@@ -148,34 +148,29 @@ class _Collected:
 
     def __init__(self):
         self.effect: list[np.ndarray] = []
-        self.outputs: dict[str, list[np.ndarray]] = {name: [] for name in EFFECTS}
+        self.outputs: dict[str, list[np.ndarray]] = {}
 
-    def add(self, measured, real: int) -> None:
-        effect, outputs = measured
+    def add(self, effect, outputs, real: int) -> None:
+        """Takes `[4, B, S, K]` and `[4, B, S]` arrays of a batch."""
         self.effect.append(np.asarray(effect[:, :real]))
         for name, values in outputs.items():
-            self.outputs[name].append(np.asarray(values[:, :real]))
+            self.outputs.setdefault(name, []).append(np.asarray(values[:, :real]))
 
-    def quantities(self, label: str, tokens, output_tokens, floors, on_output: bool) -> dict[str, Quantity]:
+    def quantities(self, label: str, tokens, output_tokens, floors) -> dict[str, Quantity]:
         """One quantity for the effects on later layers and one for each effect on the output."""
-        made = {
-            f"{label}.effect": token_quantity(
-                ("skipped", "layer"),
-                "relative",
-                np.concatenate(self.effect, axis=1),
-                tokens,
-                floors["effect"],
+        effect = np.concatenate(self.effect, axis=1)
+        axes = ("skipped", "layer")
+        made = {f"{label}.effect": token_quantity(axes, "relative", effect, tokens, floors["effect"])}
+        for name, parts in self.outputs.items():
+            values = np.concatenate(parts, axis=1)
+            made[f"{label}.{name}"] = token_quantity(
+                ("skipped",), EFFECTS[name], values, output_tokens, floors[name]
             )
-        }
-        for name, unit in EFFECTS.items() if on_output else ():
-            values = np.concatenate(self.outputs[name], axis=1)
-            made[f"{label}.{name}"] = token_quantity(("skipped",), unit, values, output_tokens, floors[name])
         return made
 
 
-def _largest(measured, real: int) -> dict[str, float]:
-    """The largest effect of a run in which nothing was removed."""
-    effect, outputs = measured
+def _largest(effect, outputs, real: int) -> dict[str, float]:
+    """The largest effects of a run in which nothing was removed."""
     floors = {"effect": float(np.abs(np.asarray(effect)[:, :real]).max())}
     for name, values in outputs.items():
         values = np.asarray(values)[:, :real]
@@ -202,7 +197,7 @@ def ablation(
     Scores: `second_half_share.{mode}`, see its definition.
 
     The noise floor of a quantity is the largest value that the same compiled sweep gives on the first batch
-    when nothing is removed at layer 0 (the longest suffix; the local modes: at any layer).
+    when nothing is removed: at layer 0, the longest suffix; in the local modes at every layer.
 
     Cost, in forward passes: about K/2 for each part of `current`, `splits` times as much for each of
     `future`; half of one and `splits` halves for the local modes; every layer removed costs one head.
@@ -219,26 +214,27 @@ def ablation(
     floors: dict[str, dict[str, float]] = {}
     counts: dict[bool, list[np.ndarray]] = {False: [], True: []}
     output_counts: dict[bool, list[np.ndarray]] = {False: [], True: []}
-    starts, pairs = np.arange(steps), np.argwhere(np.triu(np.ones((steps, steps), bool), 1))
+    starts = np.arange(steps)
 
     def measure(clean: Clean, batch: Batch, where: Where, mode: str, part: str, lanes: int):
-        targets = batch.prompts.targets
+        run = (cfg, params, program, clean)
+        targets, chunk_bytes = batch.prompts.targets, settings.chunk_bytes
         if mode.startswith("local"):
-            local = functools.partial(local_sweep, cfg, params, program, clean)
-            how = {"chunk_bytes": settings.chunk_bytes}
-            if mode not in floors:
-                nothing = where._replace(removed=where.removed & False)
-                floors[mode] = _largest(local(nothing, targets, pairs, **how), batch.real)
-            return local(where, targets, pairs, **how)
+            # Removed before t and with no cascade, nothing can reach the outputs from t on.
+            on_output = mode != "local_future"
+            effect, outputs = local_sweep(*run, where, targets, chunk_bytes=chunk_bytes, on_output=on_output)
+            nothing = {name: values[:, :, steps:] for name, values in outputs.items()}
+            floors.setdefault(mode, _largest(effect[:, :, steps:], nothing, batch.real))
+            return effect[:, :, :steps], {name: values[:, :, :steps] for name, values in outputs.items()}
         lengths = np.asarray(batch.prompts.lengths, np.int32)
-        instead = _replacement(cfg, params, program, clean, part, means, lengths)
-        run = functools.partial(sweep, cfg, params, program, clean, instead, where, targets)
-        how = {"lanes": lanes, "chunk_bytes": settings.chunk_bytes}
+        instead = _replacement(*run, part, means, lengths)
+        how = {"lanes": lanes, "chunk_bytes": chunk_bytes}
         if mode not in floors:
             # Only layer 0, whose suffix is the longest; the last layer's lanes have none.
             nowhere = np.where(starts == 0, 0, steps - 1)
-            floors[mode] = _largest(run(nowhere, np.zeros(steps, bool), **how), batch.real)
-        return run(starts, np.ones(steps, bool), **how)
+            effect, outputs = sweep(*run, instead, where, targets, nowhere, np.zeros(steps, bool), **how)
+            floors[mode] = _largest(effect, outputs, batch.real)
+        return sweep(*run, instead, where, targets, starts, np.ones(steps, bool), **how)
 
     number = num_batches(subject, prompts, settings.batch_size)
     for batch in watch("ablation", number, batches(subject, prompts, settings.batch_size)):
@@ -253,7 +249,8 @@ def ablation(
             # The splits of a prompt are lanes already.
             lanes = 1 if future else min(settings.lanes, steps)
             for mode, part in of_mode:
-                collected[mode, part].add(measure(clean, batch, where, mode, part, lanes), batch.real)
+                effect, outputs = measure(clean, batch, where, mode, part, lanes)
+                collected[mode, part].add(effect, outputs, batch.real)
 
     quantities = {}
     for (mode, part), parts in collected.items():
@@ -261,9 +258,7 @@ def ablation(
         tokens, output_tokens = (
             shared.pooling_weights(settings, np.concatenate(c[future])) for c in (counts, output_counts)
         )
-        # Removed before t and with no cascade, nothing can reach the outputs from t on.
-        on_output = mode != "local_future"
-        quantities |= parts.quantities(f"{mode}.{part}", tokens, output_tokens, floors[mode], on_output)
+        quantities |= parts.quantities(f"{mode}.{part}", tokens, output_tokens, floors[mode])
     axis = layer_axis(steps)
     return Result(
         probe="ablation",

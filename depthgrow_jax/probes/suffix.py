@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from depthgrow_jax.model import LayerProgram, ModelConfig, Params, embed, layer_step, run_layers
@@ -173,7 +174,7 @@ def _output_statistics(
     return {name: reduce(values) for name, values in outputs.items()}
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "chunk_bytes"))
+@functools.partial(jax.jit, static_argnames=("cfg", "chunk_bytes", "on_output"))
 def local_sweep(
     cfg: ModelConfig,
     params: Params,
@@ -181,22 +182,26 @@ def local_sweep(
     clean: Clean,
     where: Where,
     targets: Int[Array, "B T"],
-    pairs: Int[Array, "n 2"],
     *,
     chunk_bytes: int,
-) -> tuple[Float[Array, "4 B S K"], dict[str, Float[Array, "4 B S"]]]:
-    """Effects of removing s on layer l when all between them run as before; see `sweep`.
+    on_output: bool,
+) -> tuple[Float[Array, "4 B S1 K"], dict[str, Float[Array, "4 B S1"]]]:
+    """Effects of removing s on each later layer alone, when all between them run as before; see `sweep`.
 
     Args:
-      pairs: all (s, l) with s < l.
+      on_output: whether effects on the output are measured.
+
+    Returns:
+      As `sweep`, with one entry more on the axis of removals: the last removes nothing, by the same kernels.
     """
     steps, added = program.steps, clean.attn + clean.mlp
     batch, pooled, length = where.removed.shape
     shape = (batch, pooled, length, cfg.width)
-    removed = where.removed[..., None]
 
     def without(stream, s):
-        return jnp.where(removed, (stream - added[s])[:, None], jnp.broadcast_to(stream[:, None], shape))
+        removed = where.removed[..., None] & (s < steps)
+        less = (stream - added[jnp.minimum(s, steps - 1)])[:, None]
+        return jnp.where(removed, less, jnp.broadcast_to(stream[:, None], shape))
 
     def one_pair(pair):
         s, layer = pair[0], pair[1]
@@ -205,11 +210,15 @@ def local_sweep(
         effect = relative_effect(added[layer][:, None], (tap.attn + tap.mlp).reshape(shape))
         return over_tokens(effect.reshape(batch, -1), where.counted.reshape(batch, -1))
 
-    measured = jnp.zeros((steps, steps, 4, batch), jnp.float32)
-    if len(pairs):
-        measured = measured.at[pairs[:, 0], pairs[:, 1]].set(jax.lax.map(one_pair, pairs))
+    # Every s before every layer, and s = K, which is nothing.
+    removals, layers = np.arange(steps + 1)[:, None], np.arange(steps)[None]
+    pairs = np.argwhere((removals < layers) | (removals == steps))
+    measured = jnp.zeros((steps + 1, steps, 4, batch), jnp.float32)
+    measured = measured.at[pairs[:, 0], pairs[:, 1]].set(jax.lax.map(one_pair, pairs))
     effect = jnp.transpose(measured, (2, 3, 0, 1))
-    final = jax.lax.map(lambda s: without(clean.streams[-1], s), jnp.arange(steps))
-    final = jnp.moveaxis(final, 2, 1).reshape(steps * pooled, batch, length, cfg.width)
+    if not on_output:
+        return effect, {}
+    final = jax.lax.map(lambda s: without(clean.streams[-1], s), jnp.arange(steps + 1))
+    final = jnp.moveaxis(final, 2, 1).reshape((steps + 1) * pooled, batch, length, cfg.width)
     outputs = effects(cfg, params, clean.streams[-1], final, targets, chunk_bytes)
-    return effect, _output_statistics(outputs, where.counted_outputs, steps)
+    return effect, _output_statistics(outputs, where.counted_outputs, steps + 1)

@@ -63,7 +63,7 @@ def test_only_what_is_asked_for_leaves_the_scan():
     stream = (BATCH, LENGTH, BASE.width)
     assert scan_outputs(None) == scan_outputs({}) == [stream]
     assert scan_outputs({"norm": lambda t: jnp.linalg.norm(t.h, axis=-1)}) == [
-        (DEPTH, BATCH, LENGTH),
         stream,
+        (DEPTH, BATCH, LENGTH),
     ]
-    assert scan_outputs({"h": lambda t: t.h}) == [(DEPTH, BATCH, LENGTH, BASE.width), stream]
+    assert scan_outputs({"h": lambda t: t.h}) == [stream, (DEPTH, BATCH, LENGTH, BASE.width)]
