@@ -37,7 +37,7 @@ from depthgrow_jax.allocator import keep_freed_memory
 SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "mlp_dim": 768, "vocab_size": 4096}
 BATCH, LENGTH = 8, 256
 CONTENDERS = ("forward", "skip", "naive loop", "orders", "lens", "torch", "torch forward")
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 4 * 256 * SHAPE["vocab_size"]  # what the command chooses on a CPU
 
 
 def tokens():

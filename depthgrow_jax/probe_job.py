@@ -1,5 +1,6 @@
 """What every probe is given: settings that suit the machine, the prompts, and each probe's own extras."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -72,6 +73,12 @@ class Job(NamedTuple):
         return self.subject, self.prompts, self.settings
 
     @property
+    def lens_inputs(self) -> tuple[Subject, Prompts, Settings]:
+        """The same, for the lenses, whose pooling may be their own."""
+        pooling = self.config.lens.pooling or self.settings.pooling
+        return self.subject, self.prompts, dataclasses.replace(self.settings, pooling=pooling)
+
+    @property
     def grown_block(self) -> int:
         """Layers that an event of the run added; 0 for a run without growth."""
         growth = self.loaded.config.growth
@@ -117,9 +124,9 @@ class Job(NamedTuple):
 RUN: dict[str, Callable[[Job, Watch], Result]] = {
     "geometry": lambda job, watch: geometry(*job.inputs, watch=watch),
     "ablation": lambda job, watch: ablation(*job.inputs, job.config.ablation, watch=watch),
-    "logit_lens": lambda job, watch: logit_lens(*job.inputs, job.config.lens, watch=watch),
+    "logit_lens": lambda job, watch: logit_lens(*job.lens_inputs, job.config.lens, watch=watch),
     "tuned_lens": lambda job, watch: tuned_lens(
-        *job.inputs,
+        *job.lens_inputs,
         job.config.lens,
         job.config.tuned_lens,
         job.training_text(),
@@ -179,11 +186,11 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
 def resolve_settings(config: ProbeConfig, subject: Subject, prompts: Prompts) -> Settings:
     """The shared settings, with what the config leaves at 0 chosen for the machine.
 
-    A CPU gets batches of about 2,048 tokens, which its caches hold; an accelerator 16,384 tokens a device, if
-    that leaves most of its memory free, and lanes for 32,768.
+    A CPU gets batches of about 2,048 tokens and blocks of 256 rows of logits, which its caches hold; an
+    accelerator 16,384 tokens a device, if that leaves most of its memory free, and lanes for 32,768.
     """
     examples, length = prompts.inputs.shape
-    batch, lanes, chunk_bytes = 2048 // length, 1, 8 << 20
+    batch, lanes, chunk_bytes = 2048 // length, 1, 4 * 256 * subject.cfg.vocab_size
     on_cpu = jax.default_backend() == "cpu"
     if not on_cpu:
         # Of every point of the stream about three copies live at once.

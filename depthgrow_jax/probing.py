@@ -140,7 +140,7 @@ def probe_run(
         "settings": dataclasses.asdict(job.settings),
         "versions": {"jax": jax.__version__, "depthgrow_jax": depthgrow_jax.__version__},
     }
-    with locked(open_directory(directory)):
+    with locked(open_directory(directory, "--out" if out else "--run")):
         for probe in probes:
             if probe in finished:
                 _line(f"{probe}: already done")

@@ -1,6 +1,6 @@
 """Results of probes as files: NAME.npz holds the arrays, NAME.json says what they are.
 
-Keys of the arrays: `quantity/statistic`, `quantity/by_example/statistic`, `axis/name`,
+Keys of the arrays: `quantity/statistic`, `quantity/by_example/statistic`, `quantity/weights`, `axis/name`,
 `axis/name/normalised`, `array/name`. The JSON is written last: its presence means finished.
 """
 
@@ -60,6 +60,7 @@ def save(directory: pathlib.Path, result: Result, header: dict[str, Any]) -> pat
                 "noise_floor": q.noise_floor,
                 "statistics": list(q.statistics),
                 "by_example": list(q.by_example),
+                "weighted": q.weights is not None,
             }
             for name, q in result.quantities.items()
         },
@@ -109,6 +110,8 @@ def _arrays(result: Result) -> dict[str, np.ndarray]:
     for name, q in result.quantities.items():
         named += [(f"{name}/{statistic}", values) for statistic, values in q.statistics.items()]
         named += [(f"{name}/by_example/{statistic}", values) for statistic, values in q.by_example.items()]
+        if q.weights is not None:
+            named.append((f"{name}/weights", q.weights))
     for name, axis in result.axes.items():
         named.append((f"axis/{name}", axis.values))
         if axis.normalised is not None:
@@ -140,6 +143,7 @@ def _result(described: dict[str, Any], stored: dict[str, np.ndarray]) -> Result:
                 {statistic: stored[f"{name}/{statistic}"] for statistic in about["statistics"]},
                 {statistic: stored[f"{name}/by_example/{statistic}"] for statistic in about["by_example"]},
                 about["noise_floor"],
+                stored[f"{name}/weights"] if about["weighted"] else None,
             )
             for name, about in described["quantities"].items()
         },

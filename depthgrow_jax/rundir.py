@@ -34,24 +34,24 @@ def read_json(path: pathlib.Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def resolve_directory(path: str | pathlib.Path) -> pathlib.Path:
-    """The absolute path; nothing is created. Raises `UserError` if a file is in the way."""
+def resolve_directory(path: str | pathlib.Path, field: str = "workdir") -> pathlib.Path:
+    """The absolute path; nothing is created. Raises `UserError` if a file is in the way of `field`."""
     directory = pathlib.Path(path).expanduser().absolute()
     for part in (directory, *directory.parents):
         if part.exists() and not part.is_dir():
-            raise UserError(f"workdir={str(path)!r}: {part} is a file; must be a directory or a new path")
+            raise UserError(f"{field}={str(path)!r}: {part} is a file; must be a directory or a new path")
     return directory
 
 
-def open_directory(path: str | pathlib.Path) -> pathlib.Path:
-    """Creates the directory. Raises `UserError` if it cannot be one."""
-    directory = resolve_directory(path)
+def open_directory(path: str | pathlib.Path, field: str = "workdir") -> pathlib.Path:
+    """Creates the directory. Raises `UserError` naming `field` if it cannot be one."""
+    directory = resolve_directory(path, field)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"workdir={str(path)!r}: cannot be made a directory ({error.strerror})") from None
+        raise UserError(f"{field}={str(path)!r}: cannot be made a directory ({error.strerror})") from None
     if not os.access(directory, os.W_OK):
-        raise UserError(f"workdir={str(path)!r}: not writable")
+        raise UserError(f"{field}={str(path)!r}: not writable")
     return directory
 
 
@@ -158,5 +158,5 @@ def locked(directory: pathlib.Path):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"workdir={str(directory)!r}: in use by another process") from None
+            raise UserError(f"{directory}: in use by another process") from None
         yield

@@ -65,6 +65,8 @@ def test_round_trip(tmp_path):
         other = loaded.quantities[name]
         assert isinstance(other, Quantity)
         assert (other.axes, other.unit, other.noise_floor) == (q.axes, q.unit, q.noise_floor)
+        assert (other.weights is None) == (q.weights is None)
+        assert q.weights is None or same_bits(other.weights, q.weights)
         for mine, theirs in ((q.statistics, other.statistics), (q.by_example, other.by_example)):
             assert list(mine) == list(theirs)
             assert all(same_bits(mine[key], theirs[key]) for key in mine), name

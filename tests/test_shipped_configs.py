@@ -1,4 +1,4 @@
-"""Every config of an experiment in `configs/` parses, plans, and builds its state for every depth, with nothing allocated.
+"""Every experiment in `configs/` parses, plans, and builds its state for every depth, with nothing allocated.
 
 A config whose `get_config` takes an argument lists its values in a module-level tuple `VARIANTS`.
 """

@@ -55,6 +55,30 @@ class Norm(nn.Module):
         return y.astype(x.dtype)
 
 
+def causal_attention(
+    query: Float[Array, "B T heads H"],
+    key: Float[Array, "B T kv_heads H"],
+    value: Float[Array, "B T kv_heads H"],
+) -> Float[Array, "B T heads H"]:
+    """Causal attention over blocks of queries, each of which sees the keys up to its end alone.
+
+    One block would compute the half of the scores that the mask then hides (measured: 1.3 to 1.7 times slower
+    on CPU, docs/performance.md).
+    """
+    length = query.shape[1]
+    size = max(64, -(-length // 8))  # more than 8 blocks gain little and take longer to compile
+    blocks = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        visible = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None]
+        blocks.append(
+            jax.nn.dot_product_attention(
+                query[:, start:stop], key[:, :stop], value[:, :stop], mask=visible[None, None]
+            )
+        )
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=1)
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention with rotary positions."""
 
@@ -72,7 +96,8 @@ class Attention(nn.Module):
         query = rotate(heads("q", cfg.heads), *rotary)
         key = rotate(heads("k", cfg.num_kv_heads), *rotary)
         value = heads("v", cfg.num_kv_heads)
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=cfg.causal)
+        attend = causal_attention if cfg.causal else jax.nn.dot_product_attention
+        mixed = attend(query, key, value)
         return _dense(cfg, cfg.width, bias, "o")(mixed.reshape(x_ND.shape[0], cfg.heads * head_width))
 
 

@@ -83,7 +83,7 @@ class TunedLensConfig:
       held_out: sequences of held-out text on which its loss is reported.
     """
 
-    steps: int = 150
+    steps: int = 100
     batch_size: int = 4
     learning_rate: float = 3e-3
     held_out: int = 16
