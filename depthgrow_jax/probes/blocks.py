@@ -305,7 +305,7 @@ def blocks(
         conventions=conventions(settings, subject.cfg)
         | ORDER_CONVENTIONS
         | {
-            "longest run": f"{most} layers",
+            "longest run": f"{config.longest} layers, at most half of the network",
             "trend over depth": f"polynomial of degree {TREND_DEGREE}, removed",
             "resampling": f"{config.resamples} resamples of prompts, {config.shuffles} relabelings, "
             f"seed {config.seed}",

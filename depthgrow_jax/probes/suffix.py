@@ -85,19 +85,23 @@ def run_suffix(
     batch, groups, pooled, length, width = damaged.shape
     steps = program.steps
     lanes = (batch, groups, pooled, length)
+    # A lane alone starts at its own layer; of several, those that start later wait.
+    waits = groups > 1
 
     def body(k, carry):
         x, measured = carry
         tap = layer_step(cfg, params, k, x.reshape(-1, length, width), program=program)
-        after = (k > starts)[None, :, None, None, None]
+        out = tap.out.reshape(damaged.shape)
         added = (tap.attn + tap.mlp).reshape(damaged.shape)
         effect = relative_effect(contributions[k][:, None, None], added)
         flat = (batch, groups, pooled * length)
         statistics = over_tokens(
             effect.reshape(flat), jnp.broadcast_to(counted[:, None], lanes).reshape(flat)
         )
-        measured = measured.at[k].set(jnp.where((k > starts)[None, None], statistics, 0.0))
-        return jnp.where(after, tap.out.reshape(damaged.shape), x), measured
+        if waits:
+            out = jnp.where((k > starts)[None, :, None, None, None], out, x)
+            statistics = jnp.where((k > starts)[None, None], statistics, 0.0)
+        return out, measured.at[k].set(statistics)
 
     empty = jnp.zeros((steps, 4, batch, groups), jnp.float32)
     final, measured = jax.lax.fori_loop(jnp.min(starts) + 1, steps, body, (damaged, empty))

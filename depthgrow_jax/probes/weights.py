@@ -85,7 +85,7 @@ def weights(subject: Subject, settings: Settings, config: SimilarityConfig, *, b
         "weights": "cosines and norms: raw, no biases; subspaces and stable ranks: with the gain (and the "
         "centring of layer norm) of the norm before a reading, after a writing matrix",
         "block": f"{block_size} consecutive stored layers",
-        "subspace": f"top {rank} singular directions of {cfg.width}",
+        "subspace": f"top {config.rank or 'eighth of the'} singular directions",
         "null": "95%: cosines, entries permuted within each matrix; overlaps, uniformly random subspaces",
     }
     scores = {} if block_size == depth else {"adjacent_block_cosine": _adjacent(*cosines["block_cosine"][1])}
