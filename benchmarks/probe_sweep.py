@@ -8,7 +8,7 @@ Contenders:
     forward      one jitted forward pass with its logits: the unit
     skip         every layer skipped in turn (`probes.suffix`): effects on each later layer and on the output
     naive loop   (a) the same numbers from a Python loop of jitted full passes, one compilation
-    orders       every single-layer swap, reversal of 2 and skip of 1 and 2 (`probes.programs`)
+    orders       swaps of neighbouring layers, repeats of each: 2 L - 1 orders (`probes.programs`)
     lens         the logit lens at all points, all its measures
     torch        (b) the same skip sweep on the equal `transformers` model with forward hooks
     torch forward
@@ -110,10 +110,8 @@ def jax_task(name: str, depth: int):
         return loop
 
     if name == "orders":
-        changes = [programs.skip(depth, s, 1) for s in range(depth)]
-        changes += [programs.skip(depth, s, 2) for s in range(depth - 1)]
-        changes += [programs.swap(depth, s, 1) for s in range(depth - 1)]
-        changes += [programs.reverse(depth, s, 2) for s in range(depth - 1)]
+        changes = [programs.swap(depth, s, 1) for s in range(depth - 1)]
+        changes += [programs.repeat(depth, s, 1) for s in range(depth)]
         kept = jnp.ones((BATCH, LENGTH), bool)
 
         def orders():

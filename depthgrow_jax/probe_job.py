@@ -14,6 +14,7 @@ from depthgrow_jax.data import Corpus
 from depthgrow_jax.errors import UserError, require
 from depthgrow_jax.probes.ablation import ablation
 from depthgrow_jax.probes.ablation import check as check_ablation
+from depthgrow_jax.probes.attribution import crop
 from depthgrow_jax.probes.blocks import blocks
 from depthgrow_jax.probes.config import ProbeConfig
 from depthgrow_jax.probes.erasure import erasure
@@ -167,6 +168,12 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
         check_ablation(job.config.ablation, job.prompts)
     if "order" in probes:
         check_order(job.config.order, job.subject.steps)
+    if "erasure" in probes or "integrated_gradients" in probes:
+        crop(job.prompts, job.config.attribution)
+    if "linear_maps" in probes:
+        examples = len(job.prompts.inputs)
+        legal = "must be at least 2 for linear_maps, which fits on one half and tests on the other"
+        require(examples >= 2, "probe.prompts.examples", examples, legal)
     if "weights" in probes:
         size, depth = job.weights_block, job.loaded.meta["depth"]
         legal = [n for n in range(1, depth + 1) if depth % n == 0]

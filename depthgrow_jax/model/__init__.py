@@ -2,6 +2,7 @@
 
 from depthgrow_jax.model.config import PRESETS, ModelConfig, preset, validate
 from depthgrow_jax.model.program import LayerProgram, layer_program, reorder
+from depthgrow_jax.model.rotary import rotation
 from depthgrow_jax.model.transformer import (
     LayerTap,
     Output,
@@ -36,6 +37,7 @@ __all__ = [
     "num_params",
     "preset",
     "reorder",
+    "rotation",
     "run_layers",
     "unembed",
     "validate",

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from depthgrow_jax.errors import UserError
-from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step, rotation
 from depthgrow_jax.probes import settings as shared
 from depthgrow_jax.probes.config import AblationConfig
 from depthgrow_jax.probes.inputs import Batch, Prompts, Subject, Watch, batches, no_watch, num_batches
@@ -107,10 +107,11 @@ def _replacement(
     if part == "attention_direct":
         return clean.mlp
     if part == "attention":
-        gate = program.gate.at[:, 0].set(0.0)
+        closed = program._replace(gate=program.gate.at[:, 0].set(0.0))
+        rotary = rotation(cfg, jnp.arange(clean.attn.shape[2])[None])
 
         def without_attention(k):
-            return layer_step(cfg, params, k, clean.streams[k], program=program._replace(gate=gate)).mlp
+            return layer_step(cfg, params, k, clean.streams[k], program=closed, rotary=rotary).mlp
 
         return jax.lax.map(without_attention, jnp.arange(program.steps))
     added = clean.attn + clean.mlp

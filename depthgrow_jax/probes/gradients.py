@@ -66,9 +66,10 @@ def _run(
         layer, gate, norm_scale, residual_scale, shift = xs
         alone = LayerProgram(None, gate[None], norm_scale[None], residual_scale[None])
         stack = {"layers": jax.tree.map(lambda p: p[None], layer)}
-        tap = model.layer_step(cfg, stack, 0, x + shift, program=alone)
+        tap = model.layer_step(cfg, stack, 0, x + shift, program=alone, rotary=rotary)
         return tap.out, tap.attn + tap.mlp
 
+    rotary = model.rotation(cfg, jnp.arange(hidden.shape[1])[None])
     if program.order is not None:
         layers = jax.tree.map(lambda p: p[program.order], layers)
     xs = (layers, program.gate, program.norm_scale, program.residual_scale, shifts[:-1])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step, unembed
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step, rotation, unembed
 from depthgrow_jax.probes.attribution import (
     Answers,
     Baselines,
@@ -62,10 +62,14 @@ def _suffix_gradient(
     1.2 to 1.7 times as long and, by the remat policy, 1.5 to 12 times the memory.
     """
     steps = program.steps
+    rotary = rotation(cfg, jnp.arange(hidden.shape[1])[None])
+
+    def step(k, x):
+        return layer_step(cfg, params, k, x, program=program, rotary=rotary).out
 
     def forward(k, carry):
         x, entered = carry
-        return layer_step(cfg, params, k, x, program=program).out, entered.at[k].set(x)
+        return step(k, x), entered.at[k].set(x)
 
     kept = jnp.zeros((steps, *hidden.shape), hidden.dtype)
     last, entered = jax.lax.fori_loop(start, steps, forward, (hidden, kept))
@@ -73,7 +77,7 @@ def _suffix_gradient(
 
     def backward(i, gradient):
         k = steps - 1 - i
-        _, pull = jax.vjp(lambda x: layer_step(cfg, params, k, x, program=program).out, entered[k])
+        _, pull = jax.vjp(functools.partial(step, k), entered[k])
         return pull(gradient)[0]
 
     return jax.lax.fori_loop(0, steps - start, backward, gradient), seen

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from depthgrow_jax.model import LayerProgram, ModelConfig, Params, apply, layer_step, reorder
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params, apply, layer_step, reorder, rotation
 from depthgrow_jax.probes.outputs import effects, stream_logits, target_log_prob
 from depthgrow_jax.probes.result import over_tokens
 
@@ -173,12 +173,12 @@ def run_change(
       hidden: `[B, T, D]`, the stream that enters step `change.start`; no step before it may be one that a
         held step reads with.
     """
-    changed = reorder(program, change.order)
+    changed, rotary = reorder(program, change.order), rotation(cfg, jnp.arange(hidden.shape[1])[None])
 
     def body(k, carry):
         x, held = carry
         read = jnp.where(change.hold[k], held, x)
-        tap = layer_step(cfg, params, k, x, program=changed, read=read)
+        tap = layer_step(cfg, params, k, x, program=changed, read=read, rotary=rotary)
         weight = change.weight[k].astype(x.dtype)
         return x + weight * tap.attn + weight * tap.mlp, read
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from depthgrow_jax.model import LayerProgram, ModelConfig, Params, embed, layer_step, run_layers
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params, embed, layer_step, rotation, run_layers
 from depthgrow_jax.probes.outputs import effects
 from depthgrow_jax.probes.result import over_tokens
 
@@ -87,10 +87,11 @@ def run_suffix(
     lanes = (batch, groups, pooled, length)
     # A lane alone starts at its own layer; of several, those that start later wait.
     waits = groups > 1
+    rotary = rotation(cfg, jnp.arange(length)[None])
 
     def body(k, carry):
         x, measured = carry
-        tap = layer_step(cfg, params, k, x.reshape(-1, length, width), program=program)
+        tap = layer_step(cfg, params, k, x.reshape(-1, length, width), program=program, rotary=rotary)
         out = tap.out.reshape(damaged.shape)
         added = (tap.attn + tap.mlp).reshape(damaged.shape)
         effect = relative_effect(contributions[k][:, None, None], added)
@@ -201,6 +202,7 @@ def local_sweep(
     steps, added = program.steps, clean.attn + clean.mlp
     batch, pooled, length = where.removed.shape
     shape = (batch, pooled, length, cfg.width)
+    rotary = rotation(cfg, jnp.arange(length)[None])
 
     def without(stream, s):
         removed = where.removed[..., None] & (s < steps)
@@ -210,7 +212,7 @@ def local_sweep(
     def one_pair(pair):
         s, layer = pair[0], pair[1]
         read = without(clean.streams[layer], s).reshape(-1, length, cfg.width)
-        tap = layer_step(cfg, params, layer, read, program=program)
+        tap = layer_step(cfg, params, layer, read, program=program, rotary=rotary)
         effect = relative_effect(added[layer][:, None], (tap.attn + tap.mlp).reshape(shape))
         return over_tokens(effect.reshape(batch, -1), where.counted.reshape(batch, -1))
 
