@@ -235,30 +235,33 @@ class Contender:
         self.process.wait()
 
 
-def measure(depth: int, rounds: int) -> None:
-    """Lets the contenders work in turn and prints their rows."""
-    contenders = {name: Contender(name, depth) for name in CONTENDERS}
+def measure(depth: int, rounds: int, names: list[str]) -> None:
+    """Lets the contenders work in turn and prints their rows; `-` for what another one is needed for."""
+    contenders = {name: Contender(name, depth) for name in names}
     first = {name: contender.call()[0] for name, contender in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    grown = dict.fromkeys(CONTENDERS, 0.0)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    grown = dict.fromkeys(names, 0.0)
     for number in range(rounds + 1):
-        for name in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
+        for name in names if number % 2 == 0 else reversed(names):
             seconds, grown[name] = contenders[name].call()
             if number:  # the first round warms caches up
                 times[name].append(seconds)
     for contender in contenders.values():
         contender.close()
 
-    def ratio(of: str, to: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[of], times[to], strict=True))
+    def ratio(of: str, to: str, per: int = 1) -> str:
+        if to not in names:
+            return "-"
+        pairs = zip(times[of], times[to], strict=True)
+        return f"{statistics.median(a / b for a, b in pairs) / per:.2f}"
 
-    for name in CONTENDERS:
+    for name in names:
         unit = "torch forward" if name.startswith("torch") else "forward"
-        per_pass = "-" if name in ("lens", "orders") else f"{ratio(name, unit) / (depth + 1):.2f}"
+        per_pass = "-" if name in ("lens", "orders") else ratio(name, unit, depth + 1)
         compiled = "-" if name.startswith("torch") else f"{first[name] - statistics.median(times[name]):.1f}"
         print(
-            f"| {depth} | {name} | {statistics.median(times[name]):.3f} | {ratio(name, 'forward'):.2f} | "
-            f"{per_pass} | {ratio(name, 'skip'):.2f} | {compiled} | {grown[name]:.0f} |"
+            f"| {depth} | {name} | {statistics.median(times[name]):.3f} | {ratio(name, 'forward')} | "
+            f"{per_pass} | {ratio(name, 'skip')} | {compiled} | {grown[name]:.0f} |"
         )
 
 
@@ -269,6 +272,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--depths", default="12,24")
+    parser.add_argument("--contenders", default=";".join(CONTENDERS), help="some of them, between semicolons")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -277,7 +281,7 @@ def main() -> None:
     print("| layers | contender | s | forwards | own forwards / (L + 1) | to skip | compile s | MiB |")
     print("|---|---|---|---|---|---|---|---|")
     for depth in map(int, arguments.depths.split(",")):
-        measure(depth, arguments.rounds)
+        measure(depth, arguments.rounds, arguments.contenders.split(";"))
     return None
 
 

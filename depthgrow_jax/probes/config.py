@@ -113,7 +113,7 @@ class OrderConfig:
     """
 
     run_lengths: tuple[int, ...] = ()
-    permutations: int = 2
+    permutations: int = 1
     seed: int = 0
 
 
@@ -136,7 +136,7 @@ class AttributionConfig:
     examples: int = 4
     length: int = 64
     answer_length: int = 8
-    nodes: int = 16
+    nodes: int = 32
     rule: str = "legendre"
     target: str = "log_prob"
     baseline: str = "dataset"
