@@ -125,7 +125,10 @@ def probe() -> int:
         return probe_run(FLAGS.run, name, config, mesh, step=FLAGS.step, out=FLAGS.out, other=FLAGS.other)
     except KeyboardInterrupt:
         print("interrupted; finished probes are kept", file=sys.stderr)
-        return 130
+        # A computation may still run on other threads: to take the interpreter down under it is to crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 VERBS = {"train": train, "plan": plan, "probe": probe}

@@ -26,12 +26,12 @@ from depthgrow_jax.probes.lens import logit_lens
 from depthgrow_jax.probes.linear_maps import linear_maps
 from depthgrow_jax.probes.order import check as check_order
 from depthgrow_jax.probes.order import order
-from depthgrow_jax.probes.representations import representations
+from depthgrow_jax.probes.representations import check_tokens, representations
 from depthgrow_jax.probes.result import Result
 from depthgrow_jax.probes.scores import NEEDED, scores
-from depthgrow_jax.probes.settings import Settings
+from depthgrow_jax.probes.settings import Settings, check_counted
 from depthgrow_jax.probes.tuned_lens import tuned_lens
-from depthgrow_jax.probes.weights import weights
+from depthgrow_jax.probes.weights import check_rank, weights
 from depthgrow_jax.prompts import Masking, from_corpus
 from depthgrow_jax.subjects import Loaded
 from depthgrow_jax.train.objective import masked_examples
@@ -164,6 +164,14 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
     check_prompts(job.subject, job.prompts)
     if job.other is not None:
         check_prompts(job.other.subject, job.prompts)
+    if not {"geometry", "ablation", "logit_lens", "tuned_lens", "order", "gradients"}.isdisjoint(probes):
+        check_counted(job.settings, job.prompts)
+    if "logit_lens" in probes or "tuned_lens" in probes:
+        top_k, vocabulary = job.config.lens.top_k, job.subject.cfg.vocab_size
+        legal = f"must be at most the vocabulary of {vocabulary}"
+        require(top_k <= vocabulary, "probe.lens.top_k", top_k, legal)
+    if "representations" in probes:
+        check_tokens(job.settings, job.prompts)
     if "ablation" in probes:
         check_ablation(job.config.ablation, job.prompts)
     if "order" in probes:
@@ -175,6 +183,7 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
         legal = "must be at least 2 for linear_maps, which fits on one half and tests on the other"
         require(examples >= 2, "probe.prompts.examples", examples, legal)
     if "weights" in probes:
+        check_rank(job.subject.cfg, job.config.similarity)
         size, depth = job.weights_block, job.loaded.meta["depth"]
         legal = [n for n in range(1, depth + 1) if depth % n == 0]
         require(

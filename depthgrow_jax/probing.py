@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -22,6 +23,8 @@ from depthgrow_jax.experiment import load_corpus
 from depthgrow_jax.probe_job import ALSO_SCORED, RUN, SCORED, Job
 from depthgrow_jax.probes.config import PRESETS, PROBES, ProbeConfig, validate
 from depthgrow_jax.probes.inputs import Prompts
+from depthgrow_jax.probes.result import Result
+from depthgrow_jax.probes.settings import counted
 from depthgrow_jax.prompts import facts, from_corpus, from_file, masking
 from depthgrow_jax.report.probe_table import probe_table
 from depthgrow_jax.rundir import locked, open_directory
@@ -131,6 +134,10 @@ def probe_run(
         made_of,
     )
     probe_job.check(job, tuple(probe for probe in probes if probe not in finished))
+    if not (pathlib.Path(run).expanduser() / "DONE").exists():
+        _line(f"{loaded.facts['run']}: training is not finished; this is its step {loaded.step}")
+    if rival is not None and job.twin is None and "blocks" in probes:
+        _line("blocks: --other has another architecture or depth, so no layers are transplanted")
     header = loaded.facts | {
         "prompts": prompt_facts,
         "preset": name,
@@ -167,8 +174,22 @@ def _run_probe(probe: str, job: Job, header: dict[str, Any]) -> None:
                 f"probe.lanes={job.settings.lanes}, probe.chunk_bytes={job.settings.chunk_bytes}; lower them"
             ) from None
     seconds = time.perf_counter() - start
+    result = _with_prompts(result, job, header["prompts"], header["request"]["other"])
     results.save(job.directory, result, header | {"seconds": seconds})
     _line(f"{probe}: {seconds:.1f} s")
+
+
+def _with_prompts(result: Result, job: Job, prompts: dict[str, Any], other: str) -> Result:
+    """Adds what only the glue knows and a comparison needs: text, second network, tokens that count."""
+    words, arrays = dict(result.conventions), dict(result.arrays)
+    if result.probe in _TWO_NETWORKS:
+        words["other network"] = other or "none, or itself"
+    if result.examples:
+        size = f"{prompts['examples']} of at most {prompts['length']} tokens"
+        words["prompts"] = f"{size}, text {prompts['text']}"
+    if result.examples == len(job.prompts.inputs):
+        arrays["counted_tokens"] = np.asarray(counted(job.settings, job.prompts))
+    return result._replace(conventions=words, arrays=arrays)
 
 
 def _corpus(loaded: Loaded) -> Corpus:
@@ -236,7 +257,9 @@ def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
     """Whether there is a result of this request. Raises `UserError` if there is one of another."""
     if not path.exists():
         return False
-    stored = results.describe(path)["header"].get("request", {})
+    stored = results.describe(path)["header"].get("request")
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: does not say with which settings it was made; remove it")
     differing = sorted(name for name in {*stored, *request} if stored.get(name) != request.get(name))
     if stored.get("prompts") == request["prompts"]:
         # The same tokens, whatever led to them.

@@ -85,8 +85,9 @@ def from_file(
         ones, fewer than two tokens, or an id outside the vocabulary.
     """
     path = resolve(cfg.path)
-    rows = []
+    rows, text = [], hashlib.sha256(repr((cfg.template, cfg.separator_first)).encode())
     for place, record in _records(path, cfg.path):
+        text.update(json.dumps(record, sort_keys=True).encode())
         ids, start = _tokens(record, cfg, tokenizer, place)
         if max(ids) >= vocab_size:
             raise UserError(f"{place}: token id {max(ids)} is outside the vocabulary of {vocab_size}")
@@ -99,17 +100,22 @@ def from_file(
     prompts, lost = _padded(rows, length, tokenizer.separator_id, shift=1 if mask is None else 0)
     prompts = prompts if mask is None else _hidden(prompts, mask)
     cut = sum(len(ids) > length for ids, _ in rows)
-    return prompts, facts(prompts, str(path)) | {"cut": cut, "answers_cut_off": lost}
+    return prompts, facts(prompts, str(path), text) | {"cut": cut, "answers_cut_off": lost}
 
 
-def facts(prompts: Prompts, source: str) -> dict[str, Any]:
-    """What a result's header says of its prompts; `sha256` changes with every token, mask and answer."""
+def facts(prompts: Prompts, source: str, text: Any = None) -> dict[str, Any]:
+    """What a result's header says of its prompts; `sha256` changes with every token, mask and answer.
+
+    Args:
+      text: a hash of what the tokens were made of, the same for every tokenizer; None: that of the tokens.
+    """
     digest = hashlib.sha256()
     for field in prompts:
         digest.update(repr(field.shape).encode() + np.ascontiguousarray(field).tobytes())
     return {
         "source": source,
         "sha256": digest.hexdigest(),
+        "text": (text or digest).hexdigest()[:12],
         "examples": len(prompts.inputs),
         "length": prompts.inputs.shape[1],
         "shortest": int(prompts.lengths.min()),
@@ -123,7 +129,8 @@ def _hidden(prompts: Prompts, mask: Masking) -> Prompts:
     examples = masked_examples(padded, jax.random.key(_MASK_SEED), mask.rate, mask.special)
     scored = (np.asarray(examples.weights) > 0) & prompts.valid
     inputs = np.where(scored, np.asarray(examples.inputs), prompts.inputs).astype(np.int32)
-    some = scored.any(axis=1)
+    # Probes leave the first position out, so one that is hidden there alone says nothing.
+    some = scored[:, 1:].any(axis=1)
     if not some.any():
         raise UserError(
             f"train.mask_rate={mask.rate}: hides no position of the {len(inputs)} prompts; raise "

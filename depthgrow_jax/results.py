@@ -73,11 +73,12 @@ def save(directory: pathlib.Path, result: Result, header: dict[str, Any]) -> pat
     return path
 
 
-def load(path: pathlib.Path) -> tuple[Result, dict[str, Any]]:
+def load(path: str | pathlib.Path) -> tuple[Result, dict[str, Any]]:
     """The result and header of a JSON file that `save` wrote, arrays equal to the bit.
 
     Raises `UserError` naming the file that is missing, damaged, or of another format.
     """
+    path = pathlib.Path(path)
     described = describe(path)
     npz = path.with_suffix(".npz")
     try:
@@ -90,12 +91,14 @@ def load(path: pathlib.Path) -> tuple[Result, dict[str, Any]]:
         raise UserError(f"{npz}: no such file; it belongs to {path.name}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{npz}: damaged ({' '.join(str(error).split())[:200]}); remove {path.name}"
+            f"{path} or its .npz: damaged ({' '.join(str(error).split())[:200]}); remove it"
         ) from None
 
 
 def describe(path: pathlib.Path) -> dict[str, Any]:
     """What a JSON file of `save` holds. Raises `UserError` if it is not one, or of another format."""
+    if path.suffix != ".json":
+        raise UserError(f"{path}: name the .json beside it")
     described = read_json(path)
     if not isinstance(described, dict) or not isinstance(described.get("header"), dict):
         raise UserError(f"{path}: is not the result of a probe")

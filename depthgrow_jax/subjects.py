@@ -21,6 +21,7 @@ from depthgrow_jax.train.start import architecture
 # A mesh without a batch: `probes.inputs.rows_of` makes batches that the devices divide.
 _NO_ROWS = 0
 _RUNS_NAMED = 8
+_NEEDED = ("model", "depth", "born", "lineage", "config_hash", "data_hash")
 _ALL_DEVICES = MeshConfig()
 
 
@@ -101,6 +102,9 @@ def load_subject(
     devices = make_mesh(mesh, _NO_ROWS)
     checkpoints, step = _checkpoint(directory, step, flag)
     meta = checkpoints.meta(step)
+    missing = [name for name in _NEEDED if name not in meta]
+    if missing:
+        raise UserError(f"{checkpoints.directory / str(step) / 'meta'}: lacks {', '.join(missing)}; damaged?")
     stored, present = meta["model"], architecture(cfg.model)
     if {**present, **stored} != present:
         raise UserError(f"{directory / 'config.json'}: describes another architecture than its checkpoints")

@@ -4,6 +4,7 @@ A probe takes a network (`Subject`), prompts and settings, and returns a `Result
 runs, files or plots; `depthgrow_jax/probing.py` runs them on a run's checkpoint.
 """
 
+from depthgrow_jax.probes.blocks import border_agreement
 from depthgrow_jax.probes.comparison import differences, overlay
 from depthgrow_jax.probes.config import PRESETS, PROBES, ProbeConfig
 from depthgrow_jax.probes.inputs import Prompts, Subject, windows
@@ -21,6 +22,7 @@ __all__ = [
     "Score",
     "Settings",
     "Subject",
+    "border_agreement",
     "differences",
     "overlay",
     "windows",

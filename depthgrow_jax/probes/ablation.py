@@ -21,7 +21,16 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step, rotation
 from depthgrow_jax.probes import settings as shared
 from depthgrow_jax.probes.config import AblationConfig
-from depthgrow_jax.probes.inputs import Batch, Prompts, Subject, Watch, batches, no_watch, num_batches
+from depthgrow_jax.probes.inputs import (
+    Batch,
+    Prompts,
+    Subject,
+    Watch,
+    batches,
+    no_watch,
+    num_batches,
+    placed,
+)
 from depthgrow_jax.probes.outputs import EFFECTS, KL_CONVENTION
 from depthgrow_jax.probes.result import (
     Quantity,
@@ -97,9 +106,15 @@ def _replacement(
     clean: Clean,
     part: str,
     means: Float[Array, "K D"],
-    lengths: Int[Array, " B"],
+    partner: Clean,
+    available: Int[Array, " B"],
 ) -> Float[Array, "K B T D"]:
-    """What each layer adds to the stream instead of a_l + m_l."""
+    """What each layer adds to the stream instead of a_l + m_l.
+
+    Args:
+      means: of the contributions, for `mean`.
+      partner, available: the clean run of other prompts and their lengths, for `resample`.
+    """
     if part == "layer":
         return jnp.zeros_like(clean.attn)
     if part == "mlp":
@@ -117,12 +132,10 @@ def _replacement(
     added = clean.attn + clean.mlp
     if part == "mean":
         return jnp.broadcast_to(means.astype(added.dtype)[:, None, None], added.shape)
-    # The next prompt of the batch; beyond its end its tokens but the first come round again.
-    partner = jnp.roll(added, -1, axis=1)
-    available = jnp.maximum(jnp.roll(lengths, -1) - 1, 1)[:, None]
+    # Beyond the end of the other prompt its tokens but the first come round again.
     position = jnp.arange(added.shape[2])[None]
-    place = jnp.where(position == 0, 0, 1 + (position - 1) % available)
-    return jnp.take_along_axis(partner, place[None, :, :, None], axis=2)
+    place = jnp.where(position == 0, 0, 1 + (position - 1) % jnp.maximum(available - 1, 1)[:, None])
+    return jnp.take_along_axis(partner.attn + partner.mlp, place[None, :, :, None], axis=2)
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
@@ -203,9 +216,10 @@ def ablation(
     Cost, in forward passes: about K/2 for each part of `current`, `splits` times as much for each of
     `future`; half of one and `splits` halves for the local modes; every layer removed costs one head.
 
-    Raises `UserError` as `check` does.
+    Raises `UserError` as `check` and `settings.check_counted` do.
     """
     check(config, prompts)
+    shared.check_counted(settings, prompts)
     cfg, params, program, steps = subject.cfg, subject.params, subject.program, subject.steps
     means = np.zeros((steps, cfg.width), np.float32)
     if "mean" in config.parts and "current" in config.modes:
@@ -217,6 +231,15 @@ def ablation(
     output_counts: dict[bool, list[np.ndarray]] = {False: [], True: []}
     starts = np.arange(steps)
 
+    def replacement(clean: Clean, batch: Batch, part: str):
+        partner, available = clean, np.asarray(batch.prompts.lengths, np.int32)
+        if part == "resample":
+            # The next prompt of all, wherever batches end.
+            others = placed(subject, prompts, (batch.indices + 1) % len(prompts.inputs))
+            partner = clean_run(cfg, params, program, others.inputs)
+            available = np.asarray(others.lengths, np.int32)
+        return _replacement(cfg, params, program, clean, part, means, partner, available)
+
     def measure(clean: Clean, batch: Batch, where: Where, mode: str, part: str, lanes: int):
         run = (cfg, params, program, clean)
         targets, chunk_bytes = batch.prompts.targets, settings.chunk_bytes
@@ -227,8 +250,7 @@ def ablation(
             nothing = {name: values[:, :, steps:] for name, values in outputs.items()}
             floors.setdefault(mode, _largest(effect[:, :, steps:], nothing, batch.real))
             return effect[:, :, :steps], {name: values[:, :, :steps] for name, values in outputs.items()}
-        lengths = np.asarray(batch.prompts.lengths, np.int32)
-        instead = _replacement(*run, part, means, lengths)
+        instead = replacement(clean, batch, part)
         how = {"lanes": lanes, "chunk_bytes": chunk_bytes}
         if mode not in floors:
             # Only layer 0, whose suffix is the longest; the last layer's lanes have none.

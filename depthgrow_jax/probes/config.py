@@ -289,7 +289,6 @@ def validate(cfg: ProbeConfig) -> None:
         "attribution.answer_length",
         "attribution.nodes",
         "similarity.draws",
-        "similarity.cka_tokens",
         "blocks.longest",
         "blocks.resamples",
         "blocks.shuffles",
@@ -298,7 +297,6 @@ def validate(cfg: ProbeConfig) -> None:
         require(_get(cfg, field) >= 1, f"probe.{field}", _get(cfg, field), "must be at least 1")
     for field in (
         "prompts.length",
-        "ablation.split_last",
         "ablation.split_seed",
         "order.seed",
         "attribution.uncounted",
@@ -309,6 +307,10 @@ def validate(cfg: ProbeConfig) -> None:
         "scores.seed",
     ):
         require(_get(cfg, field) >= 0, f"probe.{field}", _get(cfg, field), "must be 0 or more")
+    tokens = cfg.similarity.cka_tokens
+    require(tokens >= 4, "probe.similarity.cka_tokens", tokens, "must be at least 4 (unbiased HSIC)")
+    last = cfg.ablation.split_last
+    require(last >= 2, "probe.ablation.split_last", last, "must be at least 2, to leave a token to measure")
     for field in ("tuned_lens.learning_rate", "similarity.ridge"):
         require(_get(cfg, field) > 0, f"probe.{field}", _get(cfg, field), "must be above 0")
     for field in ("scores.kl_threshold", "scores.overlap_threshold"):

@@ -150,19 +150,19 @@ def residual_growth(log_rms: np.ndarray, weights: np.ndarray | None = None) -> S
       weights: `[P]` tokens of each example, or None.
 
     Returns:
-      exp(slope) of the least-squares line of the mean log RMS over l. Normalised, 0 is a stream of constant
-      RMS and 1 one whose RMS grows like 1 + l, as if every layer added what the embedding is: networks of
-      different depth compare. Not clipped; a stream that shrinks is below 0.
+      exp(slope) = g of the least-squares line of the mean log RMS over l. Normalised 1 - 1/g, the share of a
+      point's RMS that the layer before it added: 0 for a stream that does not grow or shrinks.
     """
-    linear = _slope(np.log1p(np.arange(log_rms.shape[1])))
-    return score(
+    growth = score(
         lambda means: np.exp(_slope(means)),
         [log_rms],
-        "growth factor of the RMS per layer: exp(slope of the least-squares line of the mean log RMS of h_l "
-        "over l); normalised: 0 constant RMS, 1 the slope of an RMS that grows like 1 + l",
+        "growth factor g of the RMS per layer: exp(slope of the least-squares line of the mean log RMS of "
+        "h_l over l); normalised: max(0, 1 - 1/g)",
         weights=[weights],
-        scale=(1.0, float(np.exp(linear))),
     )
+    ends = (growth.value, growth.low, growth.high)
+    normalised, low, high = (float(np.maximum(0.0, 1 - 1 / g)) for g in ends)
+    return growth._replace(normalised=normalised, normalised_low=low, normalised_high=high)
 
 
 def geometry(subject: Subject, prompts: Prompts, settings: Settings, *, watch: Watch = no_watch) -> Result:

@@ -153,7 +153,7 @@ def gradients(subject: Subject, prompts: Prompts, settings: Settings, *, watch: 
     check_prompts(subject, prompts)
     counts = np.asarray(counted(settings, prompts)).sum(axis=1)
     outputs = np.asarray(counted_outputs(settings, prompts)).sum(axis=1)
-    legal = f"must leave a token with a target in every prompt; prompt {outputs.argmin()} has none"
+    legal = f"must leave a token with a target in every prompt; prompt {outputs.argmin() + 1} has none"
     require(outputs.min() > 0, "probe.uncounted", settings.uncounted, legal)
     parts: dict[str, list[np.ndarray]] = {"parameters": [], "stream": [], "first_order": []}
     size = np.zeros((len(GROUPS), 0))

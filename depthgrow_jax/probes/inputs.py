@@ -93,7 +93,7 @@ def check_prompts(subject: Subject, prompts: Prompts) -> None:
     if not subject.cfg.causal and not prompts.valid.all():
         raise UserError(
             "prompts: of unequal lengths; a bidirectional model would attend to the padding. "
-            f"Lower probe.length to {int(prompts.lengths.min())} or leave the shorter ones out"
+            f"Lower probe.prompts.length to {int(prompts.lengths.min())} or leave the shorter ones out"
         )
 
 
@@ -103,18 +103,21 @@ def rows_of(subject: Subject, prompts: Prompts, batch_size: int) -> int:
     return -(-count // subject.devices) * subject.devices
 
 
+def placed(subject: Subject, prompts: Prompts, indices: np.ndarray) -> Prompts:
+    """The prompts `indices`, on the devices."""
+    chosen = (np.asarray(field)[indices] for field in prompts)
+    return Prompts(*(jax.device_put(field, subject.batch_sharding) for field in chosen))
+
+
 def batches(subject: Subject, prompts: Prompts, batch_size: int) -> Iterator[Batch]:
     """All prompts in order, in batches of one shape.
 
-    The last batch is filled up with prompts from the start; what they give is to be dropped
-    (`Batch.real`). So no batch holds a prompt twice unless there are fewer prompts than devices.
+    The last batch is filled up with prompts from the start; what they give is to be dropped (`Batch.real`).
     """
     total, rows = len(prompts.inputs), rows_of(subject, prompts, batch_size)
     for start in range(0, total, rows):
         indices = np.arange(start, start + rows) % total
-        chosen = (np.asarray(field)[indices] for field in prompts)
-        chosen = Prompts(*(jax.device_put(field, subject.batch_sharding) for field in chosen))
-        yield Batch(chosen, min(rows, total - start), indices)
+        yield Batch(placed(subject, prompts, indices), min(rows, total - start), indices)
 
 
 def num_batches(subject: Subject, prompts: Prompts, batch_size: int) -> int:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from depthgrow_jax.errors import UserError, require
+from depthgrow_jax.errors import require
 from depthgrow_jax.model import LayerProgram, LayerTap, ModelConfig, Params, embed, run_layers
 from depthgrow_jax.probes.config import LensConfig
 from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, batches, no_watch, num_batches
@@ -30,7 +30,13 @@ from depthgrow_jax.probes.result import (
     stream_axis,
     token_quantity,
 )
-from depthgrow_jax.probes.settings import Settings, conventions, counted_outputs, pooling_weights
+from depthgrow_jax.probes.settings import (
+    Settings,
+    check_counted,
+    conventions,
+    counted_outputs,
+    pooling_weights,
+)
 
 # What a lens measures at every token.
 MEASURES = {
@@ -212,7 +218,7 @@ def measure_lens(
     Args:
       what: the label of the progress bar.
 
-    Raises `UserError` if the top k is larger than the vocabulary, or if no token counts.
+    Raises `UserError` if the top k is larger than the vocabulary, or for a prompt of which no token counts.
     """
     vocabulary = subject.cfg.vocab_size
     require(
@@ -221,9 +227,8 @@ def measure_lens(
         config.top_k,
         f"must be at most the vocabulary of {vocabulary}",
     )
+    check_counted(settings, prompts)
     counts = np.asarray(counted_outputs(settings, prompts)).sum(axis=1)
-    if not counts.any():
-        raise UserError(f"prompts: no token counts; probe.uncounted={settings.uncounted} leaves none")
     parts = []
     total = num_batches(subject, prompts, settings.batch_size)
     for batch in watch(what, total, batches(subject, prompts, settings.batch_size)):

@@ -14,7 +14,13 @@ from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, batches, no_wat
 from depthgrow_jax.probes.outputs import EFFECTS, KL_CONVENTION
 from depthgrow_jax.probes.programs import Change
 from depthgrow_jax.probes.result import Axis, Result, token_quantity
-from depthgrow_jax.probes.settings import Settings, conventions, counted_outputs, pooling_weights
+from depthgrow_jax.probes.settings import (
+    Settings,
+    check_counted,
+    conventions,
+    counted_outputs,
+    pooling_weights,
+)
 
 OPERATIONS = ("skip", "swap", "reverse", "repeat", "permute", "parallel")
 RUN_LENGTHS = (1, 2, 4, 8)
@@ -84,10 +90,11 @@ def order(
       same compiled function: the largest departure at a counted token.
 
     Raises:
-      UserError: a run is longer than the network.
+      UserError: a run is longer than the network, or a prompt has no token that counts.
     """
     steps = subject.steps
     check(config, steps)
+    check_counted(settings, prompts)
     lengths = config.run_lengths or default_lengths(steps)
     tried = {operation: list(_changes(operation, steps, lengths, config)) for operation in OPERATIONS}
     changes = [programs.plain(steps), *(change for found in tried.values() for _, change in found)]

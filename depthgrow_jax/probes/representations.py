@@ -109,6 +109,11 @@ def representations(
     )
 
 
+def check_tokens(settings: Settings, prompts: Prompts) -> None:
+    """Raises `UserError` for a prompt with fewer counted tokens than CKA needs."""
+    _spread(np.asarray(counted(settings, prompts)), LEAST_TOKENS)
+
+
 def _spread(counted_PT: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Positions of at most `most` counted tokens of each prompt, evenly spaced, and which of them exist.
 
@@ -122,7 +127,8 @@ def _spread(counted_PT: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         there = np.flatnonzero(row)
         if len(there) < LEAST_TOKENS:
             raise UserError(
-                f"prompts: prompt {prompt} has {len(there)} counted tokens; CKA needs at least {LEAST_TOKENS}"
+                f"prompts: prompt {prompt + 1} has {len(there)} counted tokens; "
+                f"CKA needs at least {LEAST_TOKENS}"
             )
         number = min(size, len(there))
         places[prompt, :number] = there[np.arange(number) * len(there) // number]

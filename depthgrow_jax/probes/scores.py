@@ -180,9 +180,7 @@ def _effective_depths(geometry: Result, lens: Result, steps: int, config: Scores
             "nan without such a layer",
         ),
         "effective_depth.kl": one(
-            lambda kl: first_true(
-                kl[:, :steps] < config.kl_threshold * kl[:, :steps].max(axis=1, keepdims=True)
-            ),
+            lambda kl: first_true(kl_is_small(kl)),
             [lens.quantities["kl_reverse"]],
             f"first layer whose input has KL(lens || final) below {config.kl_threshold} of the maximum",
         ),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from depthgrow_jax.errors import require, require_choice
+from depthgrow_jax.errors import UserError, require, require_choice
 from depthgrow_jax.model import ModelConfig
 from depthgrow_jax.probes.inputs import Prompts
 
@@ -65,6 +65,25 @@ def counted_outputs(settings: Settings, prompts: Prompts) -> Any:
 def intervened(settings: Settings, prompts: Prompts) -> Any:
     """bool `[P, T]`: the tokens that interventions touch."""
     return prompts.valid & (np.arange(prompts.valid.shape[1]) >= settings.protect)[None]
+
+
+def check_counted(settings: Settings, prompts: Prompts) -> None:
+    """Raises `UserError` for a prompt of which nothing counts, or on which nothing is intervened.
+
+    Its statistics would be those of no token, and enter means over prompts as if they were numbers.
+    """
+    cases = (
+        ("uncounted", counted_outputs(settings, prompts), "that counts and has a target"),
+        ("protect", intervened(settings, prompts), "that an intervention may touch"),
+    )
+    for field, tokens, what in cases:
+        number = np.asarray(tokens).sum(axis=1)
+        worst = int(number.argmin())
+        if number[worst] == 0:
+            raise UserError(
+                f"prompts: prompt {worst + 1} of {prompts.lengths[worst]} tokens has none {what} with "
+                f"probe.{field}={getattr(settings, field)}; lower it, or leave such prompts out"
+            )
 
 
 def pooling_weights(settings: Settings, counts: np.ndarray) -> np.ndarray | None:

@@ -183,7 +183,7 @@ def tuned_lens(
         axes=lensed.axes,
         quantities=lensed.quantities | {"held_out.kl": after, "held_out.kl_untrained": before},
         conventions=lens_conventions(subject, settings, config)
-        | {"tuned lens": f"{budget}, Adam at {training.learning_rate:g}; loss kl over all tokens"},
+        | {"tuned lens": f"{budget}; loss kl over all tokens"},
         examples=len(prompts.inputs),
         tokens=lensed.tokens,
         scores=lensed.scores,

@@ -27,6 +27,14 @@ NORMAL_95 = 1.959964
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
+def check_rank(cfg: ModelConfig, config: SimilarityConfig) -> int:
+    """Dimensions of a subspace. Raises `UserError` for more than some matrix has."""
+    most = min(cfg.width, cfg.heads * cfg.head_width, cfg.mlp_dim)
+    rank = config.rank or max(1, cfg.width // 8)
+    require(rank <= most, "probe.similarity.rank", rank, f"must be at most {most}, the rank of the matrices")
+    return rank
+
+
 def weights(subject: Subject, settings: Settings, config: SimilarityConfig, *, block_size: int) -> Result:
     """Cosines, subspace overlaps, norms and stable ranks of the stored layers.
 
@@ -52,9 +60,7 @@ def weights(subject: Subject, settings: Settings, config: SimilarityConfig, *, b
     legal = [size for size in range(1, depth + 1) if depth % size == 0]
     divides = f"must divide depth {depth}; legal: {legal}"
     require(block_size in legal, "probe.similarity.block_size", block_size, divides)
-    most = min(cfg.width, cfg.heads * cfg.head_width, cfg.mlp_dim)
-    rank = config.rank or max(1, cfg.width // 8)
-    require(rank <= most, "probe.similarity.rank", rank, f"must be at most {most}, the rank of the matrices")
+    rank = check_rank(cfg, config)
 
     layers, blocks = layer_axis(depth), layer_axis(depth // block_size)
     axes = {"stored_layer": layers, "stored_layer_to": layers, "block": blocks, "block_to": blocks}

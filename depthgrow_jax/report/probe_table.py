@@ -1,6 +1,7 @@
 """What probes found, for the terminal: a row a layer, then every scalar and score with its interval."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,19 @@ _COLUMNS = (
     ("geometry", "cosine.layer", "cosine with stream"),
     ("logit_lens", "kl", "lens KL after it, nats"),
     ("tuned_lens", "kl", "tuned lens KL, nats"),
-    ("gradients", "first_order.loss_increase", "first-order loss, nats"),
+)
+# (probe, quantity, which entries, heading): curves that have no column above, without their intervals.
+_CURVES: tuple[tuple[str, str, Any, str], ...] = (
+    ("order", "swap.loss_increase", 0, "loss by swapping layers l, l + 1"),
+    ("order", "swap.loss_increase", 1, "loss by swapping pairs, from l"),
+    ("order", "repeat.loss_increase", 0, "loss by running a layer twice"),
+    ("gradients", "stream", (), "gradient of the summed loss by h_l, norm"),
+    ("gradients", "first_order.loss_increase", (), "first-order loss without a layer"),
+    ("erasure", "by_layer.prob_l2", (), "change of p by erasing a token at h_l"),
+    ("integrated_gradients", "completeness_relative", (), "share not accounted for, at h_l"),
+    ("representations", "cka", -1, "CKA of h_l with the last point"),
+    ("linear_maps", "r2", np.s_[..., -1], "R2 of the map from h_l to the last point"),
+    ("blocks", "transplant.loss_increase", 0, "loss with a layer of the other network"),
 )
 
 
@@ -24,7 +37,7 @@ def probe_table(results: dict[str, Result], headline: str = "mean") -> str:
     Args:
       headline: the statistic of token quantities that is shown, where a quantity has it.
     """
-    blocks = [_layers(results, headline)]
+    blocks = [f"statistic: {headline}; scores have their own", _layers(results, headline)]
     for probe, result in results.items():
         counted = f"{result.examples} examples, {result.tokens:,} tokens" if result.examples else "parameters"
         lines = [f"{probe}: {counted}{_floor(result)}"]
@@ -32,6 +45,11 @@ def probe_table(results: dict[str, Result], headline: str = "mean") -> str:
             # Nulls are the bounds of other quantities, not findings.
             if not quantity.axes and ".null" not in name:
                 lines.append(f"  {name} {_cell(quantity, (), headline)} {quantity.unit}".rstrip())
+        lines += [
+            f"  {heading}: {_curve(result.quantities[name], entries, headline)}"
+            for of, name, entries, heading in _CURVES
+            if of == probe and name in result.quantities
+        ]
         lines += [f"  {name} {_score(score)}" for name, score in result.scores.items()]
         blocks.append("\n".join(lines))
     return "\n\n".join(filter(None, blocks))
@@ -62,6 +80,14 @@ def _cell(quantity: Quantity, place: tuple[int, ...], headline: str) -> str:
     return _interval(*(math.nan if v is None else float(np.asarray(v)[place]) for v in values))
 
 
+def _curve(quantity: Quantity, entries: Any, headline: str) -> str:
+    name = headline if headline in quantity.statistics else "mean"
+    values = np.asarray(quantity.statistics[name])
+    # A run length that the network is too short for has no row.
+    chosen = values[entries] if not isinstance(entries, int) or entries < len(values) else []
+    return " ".join(f"{value:.2g}" for value in np.ravel(chosen) if math.isfinite(value)) or "none"
+
+
 def _interval(value: float, low: float, high: float) -> str:
     known = math.isfinite(low) and math.isfinite(high)
     return f"{value:.3g} [{low:.3g}, {high:.3g}]" if known else f"{value:.3g}"
@@ -72,7 +98,7 @@ def _score(score: Score) -> str:
     if (score.normalised, score.normalised_low) != (score.value, score.low):
         text += f", normalised {_interval(score.normalised, score.normalised_low, score.normalised_high)}"
     if math.isfinite(score.null_low):
-        text += f", shuffled layers [{score.null_low:.3g}, {score.null_high:.3g}]"
+        text += f", null [{score.null_low:.3g}, {score.null_high:.3g}]"
     return text
 
 

@@ -276,14 +276,12 @@ def test_batches_lanes_and_chunks_do_not_change_the_numbers():
         ablation(network, prompts, settings, SMALL)
         for settings in (Settings(batch_size=5), Settings(batch_size=5, lanes=2, chunk_bytes=4000))
     ]
-    # Resample ablation takes the next prompt of the batch, so it may differ between batch sizes.
     results.append(ablation(network, prompts, SETTINGS, SMALL))
     for name in results[0].quantities:
         for statistic in ("mean", "mean_low", "p95", "max"):
             one, two, three = (values(r, name, statistic) for r in results)
             np.testing.assert_allclose(one, two, atol=5e-6, err_msg=name)
-            if "resample" not in name:
-                np.testing.assert_allclose(one, three, atol=5e-6, err_msg=name)
+            np.testing.assert_allclose(one, three, atol=5e-6, err_msg=name)
 
 
 def test_padding_is_as_if_it_were_not_there():
@@ -297,14 +295,22 @@ def test_padding_is_as_if_it_were_not_there():
 
 
 def test_protected_first_token_is_left_alone():
-    """With the first token protected, no intervention reaches it: skipping on it alone does nothing."""
-    network, prompts = subject(DEPTH, **ARCHITECTURES["pre"]), text(2, length=1)
+    """Of two tokens the second alone loses its layer: the own effect is 0 there and 1 here."""
+    network = network_of("pre")
     config = AblationConfig(parts=("layer",), modes=("current",))
     settings = Settings(batch_size=2, protect=1, uncounted=0)
-    protected = ablation(network, prompts, settings, config)
-    assert (values(protected, "current.layer.effect") == 0).all()
-    touched = ablation(network, prompts, Settings(batch_size=2, uncounted=0), config)
-    assert (np.diag(values(touched, "current.layer.effect")) == 1).all()
+    protected = ablation(network, text(2, length=2), settings, config)
+    assert (np.diag(values(protected, "current.layer.effect")) == 0.5).all()
+    assert (np.diag(values(protected, "current.layer.effect", "max")) == 1).all()
+
+
+def test_prompts_of_which_nothing_counts_are_refused():
+    """They would enter means over prompts as zeros."""
+    config = AblationConfig(parts=("layer",), modes=("current",))
+    with pytest.raises(UserError, match=r"prompt 2 of 1 tokens has none that counts .* probe\.uncounted=1"):
+        ablation(network_of("pre"), ragged((9, 1, 8)), SETTINGS, config)
+    with pytest.raises(UserError, match=r"prompt 1 of 4 tokens .* intervention .* probe\.protect=4"):
+        ablation(network_of("pre"), text(2, length=4), Settings(protect=4), config)
 
 
 @pytest.mark.slow  # every operation is compiled by itself

@@ -191,8 +191,9 @@ def test_growth_of_a_geometric_stream_by_hand():
     assert 1.1 <= found.low < found.value < found.high <= 1.3
     weighted = residual_growth(log_rms, np.array([1, 4, 5]))
     np.testing.assert_allclose(weighted.value, 1.1**0.1 * 1.3**0.4 * 1.2**0.5, rtol=1e-12)
-    linear = residual_growth(np.log(0.3 * (1 + layers))[None])
-    np.testing.assert_allclose(linear.normalised, 1.0, rtol=1e-12)
+    doubling = residual_growth((layers * np.log(2.0))[None])
+    np.testing.assert_allclose([doubling.value, doubling.normalised], [2.0, 0.5], rtol=1e-12)
+    assert residual_growth((-0.1 * layers)[None]).normalised == 0
     constant = residual_growth(np.full((1, 7), -0.7))
     assert abs(constant.value - 1) < 1e-12 and abs(constant.normalised) < 1e-12 and np.isnan(constant.low)
 

@@ -242,5 +242,5 @@ def test_parameters_that_are_zero_give_no_ratio_and_no_effect():
 def test_a_prompt_without_targets_is_refused():
     prompts = ragged(LENGTHS)
     prompts.scored[1] = False
-    with pytest.raises(UserError, match=r"probe\.uncounted=1: .* prompt 1 has none"):
+    with pytest.raises(UserError, match=r"probe\.uncounted=1: .* prompt 2 has none"):
         gradients(network("pre"), prompts, Settings())

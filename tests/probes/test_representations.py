@@ -176,7 +176,7 @@ def test_interval_of_cka_is_the_bootstrap_of_the_ratio():
 
 def test_too_few_tokens_are_refused_by_name():
     subject = toy_models.subject(**toy_models.ARCHITECTURES["pre"])
-    with pytest.raises(UserError, match="prompt 1 has 3 counted tokens; CKA needs at least 4"):
+    with pytest.raises(UserError, match="prompt 2 has 3 counted tokens; CKA needs at least 4"):
         representations(subject, toy_models.ragged((20, 4, 17)), SETTINGS, CONFIG)
     with pytest.raises(UserError, match="cka_tokens=3: must be at least 4"):
         representations(subject, toy_models.ragged(LENGTHS), SETTINGS, SimilarityConfig(cka_tokens=3))
