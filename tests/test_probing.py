@@ -267,7 +267,7 @@ def test_automatic_settings(run, monkeypatch):
     corpus = probing.load_corpus(probing.load_subject(run, mesh=ONE_DEVICE).config, {}, print)
     prompts = probing.from_corpus(corpus, 50, 16)
     chosen = probe_job.resolve_settings(ProbeConfig(protect=1, headline="max"), subject, prompts)
-    assert (chosen.batch_size, chosen.lanes, chosen.chunk_bytes) == (128, 1, 8 << 20)
+    assert (chosen.batch_size, chosen.lanes, chosen.chunk_bytes) == (128, 1, 4 * 256 * 258)
     assert (chosen.protect, chosen.headline) == (1, "max")
     given = probe_job.resolve_settings(ProbeConfig(batch_size=5, lanes=6, chunk_bytes=7), subject, prompts)
     assert (given.batch_size, given.lanes, given.chunk_bytes) == (5, 6, 7)

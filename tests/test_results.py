@@ -114,9 +114,9 @@ def test_damage_is_named(tmp_path):
         assert "\n" not in str(error.value)
 
     npz.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    refused(r"ablation.npz: damaged \(not the arrays that were described\); remove ablation.json")
+    refused(r"ablation.json or its .npz: damaged \(not the arrays that were described\); remove it")
     npz.write_bytes(content[:middle])
-    refused(r"ablation.npz: damaged")
+    refused(r"ablation.json or its .npz: damaged")
     npz.unlink()
     refused(r"ablation.npz: no such file; it belongs to ablation.json")
     npz.write_bytes(content)

@@ -263,5 +263,5 @@ def test_refusals():
     subject = subject_of("pre")
     with pytest.raises(UserError, match=r"probe\.lens\.top_k=38: must be at most the vocabulary of 37"):
         lens.logit_lens(subject, PROMPTS, SETTINGS, LensConfig(top_k=38))
-    with pytest.raises(UserError, match=r"no token counts; probe\.uncounted=20"):
+    with pytest.raises(UserError, match=r"prompt 1 .* has none that counts .* probe\.uncounted=20"):
         lens.logit_lens(subject, PROMPTS, Settings(uncounted=20), CONFIG)

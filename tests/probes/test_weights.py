@@ -161,7 +161,7 @@ def test_seed_decides_the_baseline_and_the_default_rank_is_an_eighth_of_the_widt
     assert low[0] == low[1] != low[2]
     result = measure(subject, config=default)
     assert mean(result, "read_overlap.mlp.null_mean") == 2 / 16
-    assert "top 2 singular directions" in result.conventions["subspace"]
+    assert "top eighth of the singular directions" in result.conventions["subspace"]
 
 
 def test_wrong_block_size_and_rank_are_refused():
