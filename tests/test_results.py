@@ -121,7 +121,7 @@ def test_damage_is_named(tmp_path):
     refused(r"ablation.npz: no such file; it belongs to ablation.json")
     npz.write_bytes(content)
     path.write_text(text.replace('"mean_low"', '"mean_lo"'))
-    refused(r"ablation.npz: damaged .*mean_lo")
+    refused(r"its .npz: damaged .*mean_lo")
     path.write_text(text.replace('"format": 1', '"format": 0'))
     refused(r"ablation.json: is of format 0, this version reads 1")
     path.write_text("[]")
