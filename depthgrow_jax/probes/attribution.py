@@ -97,17 +97,6 @@ def even_chunks(items: int, most: int) -> tuple[int, int]:
 
 
 @functools.partial(jax.jit, static_argnames=("cfg",))
-def clean_streams(
-    cfg: ModelConfig, params: Params, program: LayerProgram, tokens: Int[Array, "B T"]
-) -> Float[Array, "points B T D"]:
-    """h_0..h_K of the clean run, K + 1 points."""
-    last, tapped = run_layers(
-        cfg, params, embed(cfg, params, tokens), program=program, taps={"h": lambda tap: tap.h}
-    )
-    return jnp.concatenate([tapped["h"], last[None]])
-
-
-@functools.partial(jax.jit, static_argnames=("cfg",))
 def _stream_sums(
     cfg: ModelConfig,
     params: Params,

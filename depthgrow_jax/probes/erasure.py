@@ -18,7 +18,6 @@ from depthgrow_jax.probes.attribution import (
     answers,
     attribution_conventions,
     attribution_notes,
-    clean_streams,
     crop,
     even_chunks,
     lanes_of,
@@ -36,6 +35,7 @@ from depthgrow_jax.probes.result import (
     token_quantity,
 )
 from depthgrow_jax.probes.settings import Settings, conventions, counted, pooling_weights
+from depthgrow_jax.probes.streams import clean_streams
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "lanes", "chunk_bytes"))

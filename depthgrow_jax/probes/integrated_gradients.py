@@ -19,7 +19,6 @@ from depthgrow_jax.probes.attribution import (
     answers,
     attribution_conventions,
     attribution_notes,
-    clean_streams,
     crop,
     even_chunks,
     lanes_of,
@@ -29,6 +28,7 @@ from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, batches, no_wat
 from depthgrow_jax.probes.outputs import target_log_prob
 from depthgrow_jax.probes.result import Axis, Result, quantity, stream_axis
 from depthgrow_jax.probes.settings import Settings, conventions
+from depthgrow_jax.probes.streams import clean_streams
 
 # Below it, a change of the target is too small to divide by.
 SMALLEST_CHANGE = 1e-6

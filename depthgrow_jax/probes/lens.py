@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from depthgrow_jax.errors import require
-from depthgrow_jax.model import LayerProgram, LayerTap, ModelConfig, Params, embed, run_layers
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params
 from depthgrow_jax.probes.config import LensConfig
 from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, batches, no_watch, num_batches
 from depthgrow_jax.probes.outputs import stream_logits, target_log_prob
@@ -37,6 +37,7 @@ from depthgrow_jax.probes.settings import (
     counted_outputs,
     pooling_weights,
 )
+from depthgrow_jax.probes.streams import clean_streams
 
 # What a lens measures at every token.
 MEASURES = {
@@ -94,18 +95,6 @@ def apply_translators(
     """What a tuned lens gives to the final norm: point K is left alone (arXiv 2303.08112)."""
     moved = jax.lax.map(lambda args: translate(*args), (translators, streams[:-1]))
     return jnp.concatenate([moved, streams[-1:]])
-
-
-def stream_points(
-    cfg: ModelConfig, params: Params, program: LayerProgram, tokens: Int[Array, "B T"]
-) -> Float[Array, "K+1 B T D"]:
-    """h_0..h_K of the clean run."""
-
-    def entering(tap: LayerTap):
-        return tap.h
-
-    final, taps = run_layers(cfg, params, embed(cfg, params, tokens), program=program, taps={"h": entering})
-    return jnp.concatenate([taps["h"], final[None]])
 
 
 def compare(
@@ -179,7 +168,7 @@ def _statistics(
     chunk_bytes: int,
 ) -> dict[str, jax.Array]:
     """Token statistics `measures [4, M, K+1, B]`, `stable [4, B]`, and `share [K+1, B]` of stable depths."""
-    streams = stream_points(cfg, params, program, jnp.asarray(prompts.inputs))
+    streams = clean_streams(cfg, params, program, jnp.asarray(prompts.inputs))
     lens_inputs = streams if translators is None else apply_translators(translators, streams)
     measured = compare(
         cfg, params, streams[-1], lens_inputs, jnp.asarray(prompts.targets), top_k, chunk_bytes

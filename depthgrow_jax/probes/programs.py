@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from depthgrow_jax.model import LayerProgram, ModelConfig, Params, apply, layer_step, reorder, rotation
+from depthgrow_jax.model import LayerProgram, ModelConfig, Params, layer_step, reorder, rotation
 from depthgrow_jax.probes.outputs import effects, stream_logits, target_log_prob
 from depthgrow_jax.probes.result import over_tokens
+from depthgrow_jax.probes.streams import clean_streams
 
 
 class Change(NamedTuple):
@@ -210,13 +211,12 @@ def clean_run(
     chunk_bytes: int,
 ) -> tuple[Array, Array]:
     """The streams h_0..h_K, `[K + 1, B, T, D]`, and `over_tokens` of the loss in nats, `[4, B]`."""
-    out = apply(cfg, params, inputs, program=program, taps={"h": lambda tap: tap.h})
-    streams = jnp.concatenate([out.taps["h"], out.hidden[None]])
+    streams = clean_streams(cfg, params, program, inputs)
     loss = stream_logits(
         cfg,
         params,
-        out.hidden,
-        out.hidden[None],
+        streams[-1],
+        streams[-1:],
         targets,
         lambda _: (),
         lambda _, logits, ids: -target_log_prob(jax.nn.log_softmax(logits), ids),

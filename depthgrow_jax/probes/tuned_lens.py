@@ -18,9 +18,10 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import LayerProgram, ModelConfig, Params, unembed
 from depthgrow_jax.probes.config import LensConfig, TunedLensConfig
 from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, no_watch
-from depthgrow_jax.probes.lens import Translators, lens_conventions, measure_lens, stream_points, translate
+from depthgrow_jax.probes.lens import Translators, lens_conventions, measure_lens, translate
 from depthgrow_jax.probes.result import Result
 from depthgrow_jax.probes.settings import Settings
+from depthgrow_jax.probes.streams import clean_streams
 
 # Adam's direction; the learning rate is the step's. The gradient of each translator is clipped to norm 1.
 _optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
@@ -81,7 +82,7 @@ def _update(
     chunk_bytes: int,
 ) -> tuple[Translators, optax.OptState, Float[Array, ""]]:
     """One step of Adam on every translator; the loss is the mean over points before it."""
-    streams = stream_points(cfg, params, program, tokens)
+    streams = clean_streams(cfg, params, program, tokens)
     losses, gradients = losses_and_gradients(cfg, params, translators, streams, chunk_bytes)
     # Over points: each translator has its own norm to clip.
     directions, state = jax.vmap(lambda g, s: _optimizer.update(g, s))(gradients, state)

@@ -270,6 +270,7 @@ def test_mean_and_resample_ablation_by_hand():
 SMALL = dataclasses.replace(CONFIG, parts=("layer", "resample"), modes=("current", "future"))
 
 
+@pytest.mark.slow  # three compilations of every sweep
 def test_batches_lanes_and_chunks_do_not_change_the_numbers():
     network, prompts = network_of("pre"), text(5)
     results = [
@@ -324,6 +325,7 @@ def test_without_jit_the_answers_are_the_same():
         np.testing.assert_allclose(values(plain, name), measured.statistics["mean"], atol=5e-6, err_msg=name)
 
 
+@pytest.mark.slow  # another compilation of every sweep
 def test_bfloat16_is_finite_and_reports_its_noise():
     network = subject(DEPTH, **ARCHITECTURES["pre"], dtype="bfloat16")
     result = ablation(network, PROMPTS, SETTINGS, SMALL)

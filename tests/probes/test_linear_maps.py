@@ -99,6 +99,7 @@ def test_an_exact_affine_relation_gives_one():
     np.testing.assert_allclose(mean(result, "r2")[0, 0], 1.0, atol=1e-5)
 
 
+@pytest.mark.slow  # four compilations of three networks
 def test_padding_batches_and_devices_do_not_matter():
     subject, prompts = toy_models.subject(**toy_models.ARCHITECTURES["pre"]), toy_models.text(5, 14)
     wider = prompts._replace(

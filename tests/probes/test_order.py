@@ -135,6 +135,7 @@ def test_run_lengths_default_to_what_the_depth_allows_and_longer_ones_are_refuse
     assert str(refused.value) == expected
 
 
+@pytest.mark.slow  # compiles for one device and for eight
 def test_batches_split_over_devices_give_the_same():
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
     network = subject(2, **ARCHITECTURES["sandwich"])

@@ -15,6 +15,7 @@ from depthgrow_jax.probes import lens, tuned_lens
 from depthgrow_jax.probes.config import LensConfig, TunedLensConfig
 from depthgrow_jax.probes.lens import Translators, apply_translators
 from depthgrow_jax.probes.settings import Settings
+from depthgrow_jax.probes.streams import clean_streams
 
 SETTINGS = Settings(batch_size=4)
 CONFIG = LensConfig(top_k=4)
@@ -40,7 +41,7 @@ def streams_of(name):
     """`[K+1, ROWS, LENGTH, D]`, streams of one training batch."""
     subject = subject_of(name)
     tokens = jnp.asarray(next(training_text(1))[:, :-1], jnp.int32)
-    return jax.jit(lambda: lens.stream_points(subject.cfg, subject.params, subject.program, tokens))()
+    return jax.jit(lambda: clean_streams(subject.cfg, subject.params, subject.program, tokens))()
 
 
 def random_translators(scale=0.1, seed=3):
@@ -130,7 +131,7 @@ def test_training_is_adam_with_a_clip_for_each_point():
     first, second = ([np.zeros_like(leaf) for leaf in leaves] for _ in range(2))
     norms = []
     for step, text in enumerate(training_text(steps)):
-        streams = lens.stream_points(
+        streams = clean_streams(
             subject.cfg, subject.params, subject.program, jnp.asarray(text[:, :-1], jnp.int32)
         )
         translators = Translators(*(jnp.asarray(leaf, jnp.float32) for leaf in leaves))
@@ -173,7 +174,7 @@ def test_training_helps_on_other_text(name):
     assert f"60 updates of {ROWS * LENGTH} tokens" in result.conventions["tuned lens"]
     # What the arrays give through the head is what was measured on the prompts.
     tokens = jnp.asarray(PROMPTS.inputs)
-    streams = lens.stream_points(subject.cfg, subject.params, subject.program, tokens)[:, :, 1:]
+    streams = clean_streams(subject.cfg, subject.params, subject.program, tokens)[:, :, 1:]
     kl = losses(subject, result.arrays["translator.kernel"], result.arrays["translator.bias"], streams)
     np.testing.assert_allclose(result.quantities["kl"].statistics["mean"][:-1], kl, rtol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, subject.params, before)
