@@ -1,5 +1,6 @@
 """`launch.py probe` as it is typed: presets, files of prompts, refusals in one line, Ctrl-C."""
 
+import functools
 import json
 import re
 import signal
@@ -87,7 +88,9 @@ def test_ctrl_c_keeps_what_is_finished(run, tmp_path):
     command = [sys.executable, ROOT / "launch.py", "probe", f"--run={run}", f"--out={tmp_path / 'out'}"]
     # Many updates of a lens: time to interrupt.
     command += ["--probes=geometry,tuned_lens", "--config.probe.tuned_lens.steps=1000000"]
-    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background makes them, and so what they start, ignore the signal.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=listen)
     try:
         deadline = time.monotonic() + 200
         while running.poll() is None and not (tmp_path / "out" / "geometry.json").exists():
