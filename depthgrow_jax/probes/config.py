@@ -83,7 +83,7 @@ class TunedLensConfig:
       held_out: sequences of held-out text on which its loss is reported.
     """
 
-    steps: int = 100
+    steps: int = 60
     batch_size: int = 4
     learning_rate: float = 3e-3
     held_out: int = 16
@@ -133,7 +133,7 @@ class AttributionConfig:
       uncounted: first positions left out of these means.
     """
 
-    examples: int = 4
+    examples: int = 3
     length: int = 64
     answer_length: int = 8
     nodes: int = 32
