@@ -7,9 +7,10 @@
 `--preset=P` is `--config=configs/probe.py:P`. Fields: depthgrow_jax/probes/config.py.
 """
 
+from depthgrow_jax.probes.config import PRESETS
 from depthgrow_jax.probing import base_config
 
-VARIANTS = ("default", "csordas", "paper")
+VARIANTS = tuple(PRESETS)
 
 
 def get_config(preset: str = "default"):

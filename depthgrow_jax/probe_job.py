@@ -22,7 +22,9 @@ from depthgrow_jax.probes.geometry import geometry
 from depthgrow_jax.probes.gradients import gradients
 from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, check_prompts
 from depthgrow_jax.probes.integrated_gradients import integrated_gradients
+from depthgrow_jax.probes.lens import check as check_lens
 from depthgrow_jax.probes.lens import logit_lens
+from depthgrow_jax.probes.linear_maps import check as check_maps
 from depthgrow_jax.probes.linear_maps import linear_maps
 from depthgrow_jax.probes.order import check as check_order
 from depthgrow_jax.probes.order import order
@@ -31,7 +33,8 @@ from depthgrow_jax.probes.result import Result
 from depthgrow_jax.probes.scores import NEEDED, scores
 from depthgrow_jax.probes.settings import Settings, check_counted
 from depthgrow_jax.probes.tuned_lens import tuned_lens
-from depthgrow_jax.probes.weights import check_rank, weights
+from depthgrow_jax.probes.weights import check as check_weights
+from depthgrow_jax.probes.weights import weights
 from depthgrow_jax.prompts import Masking, from_corpus
 from depthgrow_jax.subjects import Loaded
 from depthgrow_jax.train.objective import masked_examples
@@ -167,9 +170,7 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
     if not {"geometry", "ablation", "logit_lens", "tuned_lens", "order", "gradients"}.isdisjoint(probes):
         check_counted(job.settings, job.prompts)
     if "logit_lens" in probes or "tuned_lens" in probes:
-        top_k, vocabulary = job.config.lens.top_k, job.subject.cfg.vocab_size
-        legal = f"must be at most the vocabulary of {vocabulary}"
-        require(top_k <= vocabulary, "probe.lens.top_k", top_k, legal)
+        check_lens(job.config.lens, job.subject.cfg.vocab_size)
     if "representations" in probes:
         check_tokens(job.settings, job.prompts)
     if "ablation" in probes:
@@ -179,16 +180,9 @@ def check(job: Job, probes: tuple[str, ...]) -> None:
     if "erasure" in probes or "integrated_gradients" in probes:
         crop(job.prompts, job.config.attribution)
     if "linear_maps" in probes:
-        examples = len(job.prompts.inputs)
-        legal = "must be at least 2 for linear_maps, which fits on one half and tests on the other"
-        require(examples >= 2, "probe.prompts.examples", examples, legal)
+        check_maps(job.prompts)
     if "weights" in probes:
-        check_rank(job.subject.cfg, job.config.similarity)
-        size, depth = job.weights_block, job.loaded.meta["depth"]
-        legal = [n for n in range(1, depth + 1) if depth % n == 0]
-        require(
-            size in legal, "probe.similarity.block_size", size, f"must divide depth {depth}; legal: {legal}"
-        )
+        check_weights(job.subject.cfg, job.config.similarity, job.loaded.meta["depth"], job.weights_block)
     if "tuned_lens" in probes:
         job.held_out()
     if "scores" in probes and "ablation" in probes:

@@ -26,6 +26,7 @@ from depthgrow_jax.probes.result import (
     token_quantity,
 )
 from depthgrow_jax.probes.settings import Settings, conventions, counted, pooling_weights
+from depthgrow_jax.probes.streams import norms
 
 # Quantities of every token, and their units; on the axes `layer` and `stream`.
 OF_LAYERS = {
@@ -47,18 +48,14 @@ SMALLEST_STREAM = 1e-6
 SMALLEST_RMS = 1e-12
 
 
-def _norm(x: Float[Array, "*axes D"]) -> Float[Array, "*axes"]:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=-1))
-
-
 def _unit(x: Float[Array, "*axes D"]) -> Float[Array, "*axes D"]:
     """The direction of each vector; of a zero vector, zero."""
-    norm = _norm(x)
+    norm = norms(x)
     return x / jnp.where(norm > 0, norm, 1.0)[..., None]
 
 
 def _log_rms(x: Float[Array, "*axes D"]) -> Float[Array, "*axes"]:
-    return jnp.log(jnp.maximum(_norm(x) * x.shape[-1] ** -0.5, SMALLEST_RMS))
+    return jnp.log(jnp.maximum(norms(x) * x.shape[-1] ** -0.5, SMALLEST_RMS))
 
 
 def angular_distance(u: Float[Array, "*axes D"], v: Float[Array, "*axes D"]) -> Float[Array, "*axes"]:
@@ -67,7 +64,7 @@ def angular_distance(u: Float[Array, "*axes D"], v: Float[Array, "*axes D"]) -> 
     The half-angle form is exactly 0 for equal vectors and accurate next to it, where arccos loses half of the
     digits or is NaN because rounding took a cosine above 1. Zero vectors: 0 from each other, 1/2 from others.
     """
-    return 2 / jnp.pi * jnp.arctan2(_norm(u - v), _norm(u + v))
+    return 2 / jnp.pi * jnp.arctan2(norms(u - v), norms(u + v))
 
 
 def _block_influence(u: Float[Array, "*axes D"], v: Float[Array, "*axes D"]) -> Float[Array, "*axes"]:
@@ -82,8 +79,8 @@ def _of_layer(tap: LayerTap) -> Float[Array, "Q B T"]:
     middle, both = h + a, a + m
     values: dict[str, Array] = {}
     for part, added, stream in (("attention", a, h), ("mlp", m, middle), ("layer", both, h)):
-        values[f"norm.{part}"] = _norm(added)
-        values[f"relative.{part}"] = _norm(added) / jnp.maximum(_norm(stream), SMALLEST_STREAM)
+        values[f"norm.{part}"] = norms(added)
+        values[f"relative.{part}"] = norms(added) / jnp.maximum(norms(stream), SMALLEST_STREAM)
         values[f"cosine.{part}"] = jnp.sum(_unit(added) * _unit(stream), axis=-1)
     values["log_rms.attention"], values["log_rms.mlp"] = _log_rms(a), _log_rms(m)
     return jnp.stack([values[name] for name in list(OF_LAYERS)[:-1]])
@@ -92,7 +89,7 @@ def _of_layer(tap: LayerTap) -> Float[Array, "Q B T"]:
 def _of_point(h: Float[Array, "B T D"]) -> tuple[Float[Array, "Q B T"], Float[Array, "B T D"]]:
     """Quantities of one point of the stream, and its direction."""
     h = h.astype(jnp.float32)
-    values = {"rms": _norm(h) * h.shape[-1] ** -0.5, "log_rms": _log_rms(h)}
+    values = {"rms": norms(h) * h.shape[-1] ** -0.5, "log_rms": _log_rms(h)}
     return jnp.stack([values[name] for name in OF_STREAM]), _unit(h)
 
 

@@ -18,7 +18,7 @@ from depthgrow_jax.errors import require
 from depthgrow_jax.model import LayerProgram, ModelConfig, Params
 from depthgrow_jax.probes.config import LensConfig
 from depthgrow_jax.probes.inputs import Prompts, Subject, Watch, batches, no_watch, num_batches
-from depthgrow_jax.probes.outputs import stream_logits, target_log_prob
+from depthgrow_jax.probes.outputs import distribution, stream_logits, target_log_prob
 from depthgrow_jax.probes.result import (
     Axis,
     Quantity,
@@ -121,13 +121,13 @@ def compare(
         return jax.lax.top_k(logits.reshape(math.prod(shape), vocabulary), top_k)[1].reshape(*shape, top_k)
 
     def prepare(logits):
-        log_p = jax.nn.log_softmax(logits)
-        return log_p, jnp.exp(log_p), largest(logits)
+        log_p, p, _ = distribution(logits)
+        return log_p, p, largest(logits)
 
     def measure(prepared, logits, targets):
         log_p, p, top_p = prepared
-        log_q = jax.nn.log_softmax(logits)
-        q, top_q = jnp.exp(log_q), largest(logits)
+        log_q, q, _ = distribution(logits)
+        top_q = largest(logits)
         gap = log_p - log_q
         # ln(mixture / p) = ln((1 + q/p) / 2), and the same for q: finite where p or q underflows.
         common = jnp.log1p(jnp.exp(-jnp.abs(gap))) - math.log(2)
@@ -189,6 +189,12 @@ def kl_area(kl: np.ndarray) -> np.ndarray:
     return np.trapezoid(relative, axis=1) / (kl.shape[1] - 1)
 
 
+def check(config: LensConfig, vocabulary: int) -> None:
+    """Raises `UserError` for a top k that is larger than the vocabulary."""
+    legal = f"must be at most the vocabulary of {vocabulary}"
+    require(config.top_k <= vocabulary, "probe.lens.top_k", config.top_k, legal)
+
+
 def measure_lens(
     subject: Subject,
     prompts: Prompts,
@@ -209,13 +215,7 @@ def measure_lens(
 
     Raises `UserError` if the top k is larger than the vocabulary, or for a prompt of which no token counts.
     """
-    vocabulary = subject.cfg.vocab_size
-    require(
-        config.top_k <= vocabulary,
-        "probe.lens.top_k",
-        config.top_k,
-        f"must be at most the vocabulary of {vocabulary}",
-    )
+    check(config, subject.cfg.vocab_size)
     check_counted(settings, prompts)
     counts = np.asarray(counted_outputs(settings, prompts)).sum(axis=1)
     parts = []

@@ -27,6 +27,13 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 Networks = tuple[tuple[Params, LayerProgram], ...]
 
 
+def check(prompts: Prompts) -> None:
+    """Raises `UserError` for a single prompt."""
+    total = len(prompts.inputs)
+    legal = "must be at least 2 for linear maps: one half fits, one tests"
+    require(total >= 2, "probe.prompts.examples", total, legal)
+
+
 def linear_maps(
     source: Subject,
     target: Subject,
@@ -55,8 +62,8 @@ def linear_maps(
     same = target.cfg.vocab_size == source.cfg.vocab_size
     size = f"must equal the source's {source.cfg.vocab_size}"
     require(same, "target.vocab_size", target.cfg.vocab_size, size)
+    check(prompts)
     total = len(prompts.inputs)
-    require(total >= 2, "probe.prompts.examples", total, "must be at least 2: one half fits, one tests")
     shuffled = np.random.default_rng(config.seed).permutation(total)
     fitted, held_out = (
         Prompts(*(np.asarray(field)[np.sort(half)] for field in prompts))

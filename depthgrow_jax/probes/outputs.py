@@ -81,6 +81,16 @@ def _at(values: Float[Array, "B t V"], ids: Int[Array, "B t"]) -> Float[Array, "
     return jnp.take_along_axis(values, ids[..., None], axis=-1)[..., 0]
 
 
+def distribution(
+    logits: Float[Array, "B t V"],
+) -> tuple[Float[Array, "B t V"], Float[Array, "B t V"], Float[Array, "B t"]]:
+    """(log p, p, largest logit), with one exponential."""
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    exponential = jnp.exp(logits - largest)
+    total = jnp.sum(exponential, axis=-1, keepdims=True)
+    return logits - largest - jnp.log(total), exponential / total, largest[..., 0]
+
+
 def effects(
     cfg: ModelConfig,
     params: Params,
@@ -95,13 +105,6 @@ def effects(
     `prob_l2` the Euclidean norm of q - p (Csordas et al.), `loss_increase` log p(target) - log q(target),
     `top1_agreement` 1 where the token that is first in p has the largest q (on a tie it has).
     """
-
-    def distribution(logits):
-        """(log p, p, largest logit), with one exponential."""
-        largest = jnp.max(logits, axis=-1, keepdims=True)
-        exponential = jnp.exp(logits - largest)
-        total = jnp.sum(exponential, axis=-1, keepdims=True)
-        return logits - largest - jnp.log(total), exponential / total, largest[..., 0]
 
     def prepare(logits):
         log_p, p, _ = distribution(logits)

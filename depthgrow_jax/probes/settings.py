@@ -22,7 +22,7 @@ class Settings:
         references' `no_skip_front=1` (Csordas et al., arXiv 2505.13898).
       uncounted: the first positions that no statistic counts (an attention sink has norms of its own).
       pooling: means are over all `tokens`, or over `examples` of the mean inside each.
-      headline: the statistic that tables show and scores start from.
+      headline: the statistic that tables show; scores say their own.
       batch_size: prompts a batch.
       lanes: interventions that run at once; each holds one batch of streams.
       chunk_bytes: size of one block of logits; comparing output distributions streams over such blocks.

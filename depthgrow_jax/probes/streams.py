@@ -1,4 +1,4 @@
-"""Every point of the residual stream of a clean run."""
+"""Every point of the residual stream of a clean run, and the size of its vectors."""
 
 import functools
 
@@ -18,3 +18,8 @@ def clean_streams(
         cfg, params, embed(cfg, params, tokens), program=program, taps={"h": lambda tap: tap.h}
     )
     return jnp.concatenate([kept["h"], last[None]])
+
+
+def norms(x: Float[Array, "*batch D"]) -> Float[Array, "*batch"]:
+    """Euclidean norms over the last axis, float32."""
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1))

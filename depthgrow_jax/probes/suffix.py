@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from depthgrow_jax.model import LayerProgram, ModelConfig, Params, embed, layer_step, rotation, run_layers
 from depthgrow_jax.probes.outputs import effects
 from depthgrow_jax.probes.result import over_tokens
+from depthgrow_jax.probes.streams import norms
 
 # Relative effects divide by at least this (Csordas et al., arXiv 2505.13898).
 SMALLEST_NORM = 1e-6
@@ -46,11 +47,6 @@ class Where(NamedTuple):
     removed: Array
     counted: Array
     counted_outputs: Array
-
-
-def norms(x: Float[Array, "*batch D"]) -> Float[Array, "*batch"]:
-    """Euclidean norms over the last axis, float32."""
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1))
 
 
 def relative_effect(
@@ -160,7 +156,7 @@ def sweep(
     effect = jnp.transpose(measured, (2, 3, 0, 4, 1)).reshape(4, -1, groups * lanes, steps)[:, :, :total]
     # [G, B, g, p, T, D] -> [S p, B, T, D]
     batch, pooled, length = where.counted.shape
-    final = jnp.transpose(final, (0, 2, 3, 1, 4, 5))[:, :].reshape(-1, batch, length, cfg.width)
+    final = jnp.transpose(final, (0, 2, 3, 1, 4, 5)).reshape(-1, batch, length, cfg.width)
     final = final[: total * pooled]
     outputs = effects(cfg, params, clean.streams[-1], final, targets, chunk_bytes)
     return effect, _output_statistics(outputs, where.counted_outputs, total)

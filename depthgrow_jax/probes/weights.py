@@ -27,8 +27,14 @@ NORMAL_95 = 1.959964
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def check_rank(cfg: ModelConfig, config: SimilarityConfig) -> int:
-    """Dimensions of a subspace. Raises `UserError` for more than some matrix has."""
+def check(cfg: ModelConfig, config: SimilarityConfig, depth: int, block_size: int) -> int:
+    """Dimensions of a subspace.
+
+    Raises `UserError` for more than some matrix has, and for blocks that do not divide the depth.
+    """
+    sizes = [size for size in range(1, depth + 1) if depth % size == 0]
+    divides = f"must divide depth {depth}; legal: {sizes}"
+    require(block_size in sizes, "probe.similarity.block_size", block_size, divides)
     most = min(cfg.width, cfg.heads * cfg.head_width, cfg.mlp_dim)
     rank = config.rank or max(1, cfg.width // 8)
     require(rank <= most, "probe.similarity.rank", rank, f"must be at most {most}, the rank of the matrices")
@@ -57,10 +63,7 @@ def weights(subject: Subject, settings: Settings, config: SimilarityConfig, *, b
       UserError: a block size that does not divide the depth, or a rank that some matrix does not have.
     """
     cfg, depth = subject.cfg, depth_of(subject.params)
-    legal = [size for size in range(1, depth + 1) if depth % size == 0]
-    divides = f"must divide depth {depth}; legal: {legal}"
-    require(block_size in legal, "probe.similarity.block_size", block_size, divides)
-    rank = check_rank(cfg, config)
+    rank = check(cfg, config, depth, block_size)
 
     layers, blocks = layer_axis(depth), layer_axis(depth // block_size)
     axes = {"stored_layer": layers, "stored_layer_to": layers, "block": blocks, "block_to": blocks}
