@@ -41,7 +41,9 @@ class ModelConfig:
       residual_exponent: the exponent of `depth`.
       residual_init: initial value of the `learned` scalar.
       tie_embeddings: the head is the transposed embedding table.
-      attention_bias, mlp_bias: biases on the projections.
+      attention_bias, mlp_bias: biases on all projections of attention, of the MLP.
+      qkv_bias: biases on the query, key and value projections alone (Qwen2).
+      qk_norm: a norm over each head of queries and keys, before they are turned (Qwen3).
       rope_theta: base of the rotary frequencies.
       rope_scaling: `none`, `linear` or `llama3`; the other `rope_*` fields are its parameters.
       init_std: standard deviation of every initial matrix; 0 means 1/sqrt(fan-in).
@@ -67,6 +69,8 @@ class ModelConfig:
     tie_embeddings: bool = True
     attention_bias: bool = False
     mlp_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
     rope_theta: float = 10000.0
     rope_scaling: str = "none"
     rope_factor: float = 8.0

@@ -5,6 +5,7 @@ matmul, where `[B, T, D]` makes XLA on CPU transpose strided data (measured: a q
 Dimension key: B batch, T sequence, N = B*T, D width, H head width, F MLP width.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -79,26 +80,34 @@ def causal_attention(
     return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=1)
 
 
+# (query [B T heads H], key and value [B T kv_heads H]) -> [B T heads H]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention with rotary positions."""
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, x_ND, shape, rotary):
+    def __call__(self, x_ND, shape, rotary, attend: Attend | None = None):
+        """Args: attend: how queries meet keys and values; None is the attention of the config."""
         cfg, (batch, length) = self.cfg, shape
-        head_width, bias = cfg.head_width, cfg.attention_bias
+        head_width = cfg.head_width
 
         def heads(name, count):
-            flat = _dense(cfg, count * head_width, bias, name)(x_ND)
+            flat = _dense(cfg, count * head_width, cfg.attention_bias or cfg.qkv_bias, name)(x_ND)
             return flat.reshape(batch, length, count, head_width)
 
-        query = rotate(heads("q", cfg.heads), *rotary)
-        key = rotate(heads("k", cfg.num_kv_heads), *rotary)
-        value = heads("v", cfg.num_kv_heads)
-        attend = causal_attention if cfg.causal else jax.nn.dot_product_attention
-        mixed = attend(query, key, value)
-        return _dense(cfg, cfg.width, bias, "o")(mixed.reshape(x_ND.shape[0], cfg.heads * head_width))
+        def turned(name, count):
+            x = heads(name, count)
+            return rotate(Norm(cfg, name=f"{name}_norm")(x) if cfg.qk_norm else x, *rotary)
+
+        if attend is None:
+            attend = causal_attention if cfg.causal else jax.nn.dot_product_attention
+        mixed = attend(turned("q", cfg.heads), turned("k", cfg.num_kv_heads), heads("v", cfg.num_kv_heads))
+        mixed_ND = mixed.reshape(x_ND.shape[0], cfg.heads * head_width)
+        return _dense(cfg, cfg.width, cfg.attention_bias, "o")(mixed_ND)
 
 
 class MLP(nn.Module):
@@ -133,7 +142,12 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_ND: Float[Array, "N D"], shape: tuple[int, int], rotary, factors: StepFactors
+        self,
+        x_ND: Float[Array, "N D"],
+        shape: tuple[int, int],
+        rotary,
+        factors: StepFactors,
+        attend: Attend | None = None,
     ) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
         """Returns (a, m), what attention and MLP add to the stream that enters, `[N, D]` each."""
         cfg = self.cfg
@@ -153,7 +167,7 @@ class Layer(nn.Module):
             return added * factor.astype(added.dtype)
 
         attention, mlp = Attention(cfg, name="attn"), MLP(cfg, name="mlp")
-        a_ND = contribution("attn", lambda h: attention(h, shape, rotary), x_ND, scale[0])
+        a_ND = contribution("attn", lambda h: attention(h, shape, rotary, attend), x_ND, scale[0])
         m_ND = contribution("mlp", mlp, x_ND + a_ND, scale[1])
         return a_ND, m_ND
 

@@ -118,11 +118,13 @@ def _layer_params(params: Params, index: int | Int[Array, ""]) -> Params:
     return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"])
 
 
-def _run_layer(cfg: ModelConfig, layer_params: Params, x: Array, read: Array, rotary, factors) -> LayerTap:
+def _run_layer(
+    cfg: ModelConfig, layer_params: Params, x: Array, read: Array, rotary, factors, attend=None
+) -> LayerTap:
     """One layer's contributions, computed from `read` and added to `x`, `[B, T, D]` each."""
     batch, length, width = x.shape
     read_ND = read.reshape(batch * length, width)
-    a_ND, m_ND = _call(Layer(cfg), layer_params, read_ND, (batch, length), rotary, factors)
+    a_ND, m_ND = _call(Layer(cfg), layer_params, read_ND, (batch, length), rotary, factors, attend)
     a, m = a_ND.reshape(x.shape), m_ND.reshape(x.shape)
     return LayerTap(x, a, m, x + a + m)
 

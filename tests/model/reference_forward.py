@@ -76,7 +76,8 @@ def _attention(cfg, p, x):
     width = cfg.head_dim or cfg.width // cfg.heads
     phase = np.exp(1j * np.arange(length)[:, None] * rope_frequencies(cfg)[None])
 
-    def turned(head):
+    def turned(head, norm):
+        head = _norm(cfg, p[norm], head) if cfg.qk_norm else head
         z = (head[:, : width // 2] + 1j * head[:, width // 2 :]) * phase
         return np.concatenate([z.real, z.imag], axis=-1)
 
@@ -85,7 +86,7 @@ def _attention(cfg, p, x):
     for n in range(heads):
         group = n // (heads // kv_heads)
         mine, shared = slice(n * width, (n + 1) * width), slice(group * width, (group + 1) * width)
-        scores = turned(q[:, mine]) @ turned(k[:, shared]).T / math.sqrt(width)
+        scores = turned(q[:, mine], "q_norm") @ turned(k[:, shared], "k_norm").T / math.sqrt(width)
         if cfg.causal:
             scores[np.triu_indices(length, 1)] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -33,6 +33,8 @@ OPTIONS = {
         "tie_embeddings": False,
     },
     "attention_bias_only": {"attention_bias": True},
+    "qkv_bias_alone": {"qkv_bias": True, "kv_heads": 2},
+    "normed_queries_and_keys": {"qk_norm": True, "kv_heads": 2, "head_dim": 16},
     "swiglu_with_bias": {"mlp_bias": True},
     "large_norm_eps": {"norm_eps": 0.5},
     "bidirectional": {"causal": False},
