@@ -3,9 +3,14 @@
 python launch.py train --config=configs/quickstart.py --workdir=DIR [--config.a.b=value ...]
 python launch.py plan  --config=configs/smollm_360m.py:lidas
 python launch.py probe --run=DIR/static/seed0 [--probes=geometry,ablation] [--config.probe.a.b=value ...]
+python launch.py generate --run=DIR/static/seed0 --prompt="def main" [--max_tokens=64 --temperature=0.8 ...]
+python launch.py export --run=DIR/static/seed0 --out=DIR [--dtype=bfloat16]
 
 `probe` measures how a trained run uses its depth (docs/probes.md). Its config is configs/probe.py, with the
 conventions of `--preset`; results go to `probes/` in the run, and probes that are done are not run again.
+`generate` continues prompts; `export` writes what transformers, vLLM and llama.cpp's converter read
+(docs/interop.md). In the place of `--run`, `--model=hf:DIR`, `hf:org/name`, `gguf:FILE` or `gguf:PACKAGE`
+takes a pretrained network.
 
 Exit codes: 0 done; 2 something to mend in the command, config or files (one line says what);
 3 a loss or gradient was not finite; 75 stopped on request, saved, the same command goes on; 130 interrupted
@@ -34,18 +39,30 @@ config_flags.DEFINE_config_file(
 )
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config (the summary covers all that are finished).")
-flags.DEFINE_bool(
-    "keep_memory", True, "train, probe: keep freed memory (faster on CPU, a larger process; Linux)."
-)
+flags.DEFINE_bool("keep_memory", True, "Keep freed memory (faster on CPU, a larger process; Linux).")
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
-flags.DEFINE_string("run", None, "probe: the directory of a trained run.")
-flags.DEFINE_integer("step", None, "probe: which checkpoint; the newest if not given.")
+flags.DEFINE_string("run", None, "probe, generate, export: the directory of a trained run.")
+flags.DEFINE_string(
+    "model", None, "... or a pretrained network: hf:DIR, hf:org/name, gguf:FILE or gguf:PACKAGE."
+)
+flags.DEFINE_integer("step", None, "probe, generate, export: which checkpoint; the newest if not given.")
 flags.DEFINE_list("probes", [], "probe: only these.")
 flags.DEFINE_string(
     "preset", None, "probe: conventions: default, csordas (arXiv 2505.13898), paper (2512.08819)."
 )
-flags.DEFINE_string("out", None, "probe: another directory for the results.")
-flags.DEFINE_string("other", None, "probe: a second run, for the probes that compare two networks.")
+flags.DEFINE_string("out", None, "probe: another directory for the results; export: a new directory.")
+flags.DEFINE_string("other", None, "probe: a second network, for the probes that compare two.")
+flags.DEFINE_string("dtype", "float32", "export: float32, bfloat16 or float16.")
+flags.DEFINE_string(
+    "program", None, "generate, export: the layers to run, such as 0-3,2-3,4-7; as they are if not given."
+)
+flags.DEFINE_multi_string("prompt", [], "generate: a text to continue; may be given several times.")
+flags.DEFINE_integer("max_tokens", 64, "generate: new tokens at most.")
+flags.DEFINE_float("temperature", 0.0, "generate: 0 takes the most likely token.")
+flags.DEFINE_integer("top_k", 0, "generate: draw among the k most likely tokens; 0: all.")
+flags.DEFINE_float("top_p", 1.0, "generate: draw among the most likely tokens of this probability together.")
+flags.DEFINE_integer("seed", 0, "generate: of the draws.")
+flags.DEFINE_multi_string("stop", [], "generate: a text that ends the continuation, and is left out.")
 flags.DEFINE_string(
     "distributed", None, "Several processes: `auto` (SLURM, TPU, ...) or `HOST:PORT,PROCESSES,INDEX` by hand."
 )
@@ -110,19 +127,44 @@ def train() -> int:
     return train_experiment(experiment, FLAGS.workdir, FLAGS.arms)
 
 
-def probe() -> int:
-    """Measures how a trained run uses its depth."""
+def _network() -> tuple[str, str]:
+    """The network of the command, and the flag that named it. Raises `UserError` unless it is one."""
+    if FLAGS.run and FLAGS.model:
+        raise UserError("--run and --model: one network at a time")
+    if not FLAGS.run and not FLAGS.model:
+        raise UserError("--run is missing: the directory of a run; or --model, a pretrained network")
+    from depthgrow_jax.interop import is_reference
+
+    if FLAGS.run:
+        return FLAGS.run, "--run"
+    if not is_reference(FLAGS.model):
+        raise UserError(
+            f"--model={FLAGS.model!r}: is no model; must be hf:DIR, hf:org/name, gguf:FILE or gguf:PACKAGE"
+        )
+    return FLAGS.model, "--model"
+
+
+def _run_without_training(verb: str) -> None:
+    """Sets the process up. Raises `UserError` if it should be one of several."""
+    if FLAGS.distributed:
+        raise UserError(f"--distributed={FLAGS.distributed}: {verb} runs in one process, on all its devices")
     if FLAGS.keep_memory:
         keep_freed_memory()
-    if not FLAGS.run:
-        raise UserError("--run is missing: the directory of a run")
-    if FLAGS.distributed:
-        raise UserError(f"--distributed={FLAGS.distributed}: probe runs in one process, on all its devices")
-    from depthgrow_jax.probing import parse, probe_run
+    from depthgrow_jax.executables import keep_executables
 
-    name, config, mesh = parse(FLAGS.config, FLAGS.probes)
+    keep_executables()
+
+
+def probe() -> int:
+    """Measures how a network uses its depth."""
+    place, flag = _network()
+    _run_without_training("probe")
+    from depthgrow_jax.probe_plan import parse
+    from depthgrow_jax.probing import probe_network
+
+    plan = parse(FLAGS.config, FLAGS.probes)
     try:
-        return probe_run(FLAGS.run, name, config, mesh, step=FLAGS.step, out=FLAGS.out, other=FLAGS.other)
+        return probe_network(place, plan, flag=flag, step=FLAGS.step, out=FLAGS.out, other=FLAGS.other)
     except KeyboardInterrupt:
         print("interrupted; finished probes are kept", file=sys.stderr)
         # A computation may still run on other threads: to take the interpreter down under it is to crash.
@@ -131,7 +173,40 @@ def probe() -> int:
         os._exit(130)
 
 
-VERBS = {"train": train, "plan": plan, "probe": probe}
+def generate() -> int:
+    """Continues prompts."""
+    place, flag = _network()
+    _run_without_training("generate")
+    from depthgrow_jax.generating import continue_texts
+    from depthgrow_jax.model import Sampling
+
+    return continue_texts(
+        place,
+        FLAGS.prompt,
+        flag=flag,
+        step=FLAGS.step,
+        sampling=Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p),
+        max_tokens=FLAGS.max_tokens,
+        seed=FLAGS.seed,
+        stops=FLAGS.stop,
+        order=FLAGS.program,
+    )
+
+
+def export() -> int:
+    """Writes a network as a Hugging Face directory."""
+    place, flag = _network()
+    _run_without_training("export")
+    if not FLAGS.out:
+        raise UserError("--out is missing: the directory to write")
+    from depthgrow_jax.exporting import export_network
+
+    return export_network(
+        place, FLAGS.out, flag=flag, step=FLAGS.step, dtype=FLAGS.dtype, order=FLAGS.program
+    )
+
+
+VERBS = {"train": train, "plan": plan, "probe": probe, "generate": generate, "export": export}
 PROBE_CONFIG = pathlib.Path(__file__).resolve().parent / "configs" / "probe.py"
 
 

@@ -7,8 +7,8 @@
 `--preset=P` is `--config=configs/probe.py:P`. Fields: depthgrow_jax/probes/config.py.
 """
 
+from depthgrow_jax.probe_plan import base_config
 from depthgrow_jax.probes.config import PRESETS
-from depthgrow_jax.probing import base_config
 
 VARIANTS = tuple(PRESETS)
 

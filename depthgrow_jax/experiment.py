@@ -1,17 +1,17 @@
 """The glue: from a parsed config to plans, runs and summaries. It alone knows every room."""
 
 import contextlib
-import json
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from depthgrow_jax import growth
 from depthgrow_jax.config import Experiment, RunConfig, binding_fields, config_hash, to_dict, validate
-from depthgrow_jax.data import Corpus, load
+from depthgrow_jax.corpora import load_corpus
+from depthgrow_jax.data import Corpus
 from depthgrow_jax.errors import Diverged, UserError
 from depthgrow_jax.growth.cost import tree_bytes
 from depthgrow_jax.report.lineage import lineage_figure
@@ -100,24 +100,6 @@ def draw_stages(experiment: Experiment, path: str) -> None:
         lineage_figure(arms, pathlib.Path(path).expanduser())
     except (OSError, ValueError) as error:  # ValueError: a format that is not known
         raise UserError(f"--figure={path}: cannot be written ({error})") from None
-
-
-def load_corpus(cfg: RunConfig, cache: dict[str, Corpus], log: Callable[[str], None]) -> Corpus:
-    """The tokenised data of a run; runs that read the same data share it through `cache`."""
-    key = json.dumps(
-        [to_dict(cfg.data), cfg.train.sequence_length, cfg.model.vocab_size, cfg.train.objective],
-        sort_keys=True,
-    )
-    if key not in cache:
-        cache[key] = load(
-            cfg.data,
-            sequence_length=cfg.train.sequence_length,
-            vocab_size=cfg.model.vocab_size,
-            masked=cfg.train.objective == "masked",
-            log=log,
-        )
-    cache[key].check_batches(cfg.train.batch_size)
-    return cache[key]
 
 
 class _Job(NamedTuple):

@@ -11,25 +11,26 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 import depthgrow_jax
 from depthgrow_jax import probe_job, results
-from depthgrow_jax.config import flatten, from_dict, to_dict
+from depthgrow_jax.config import flatten, to_dict
+from depthgrow_jax.corpora import corpus_of
 from depthgrow_jax.data import Corpus
-from depthgrow_jax.errors import UserError, require, require_choice
-from depthgrow_jax.experiment import load_corpus
+from depthgrow_jax.data.config import DataConfig
+from depthgrow_jax.errors import UserError, require
+from depthgrow_jax.interop import is_reference
 from depthgrow_jax.probe_job import ALSO_SCORED, RUN, SCORED, Job
-from depthgrow_jax.probes.config import PRESETS, PROBES, ProbeConfig, validate
+from depthgrow_jax.probe_plan import TEXT, Plan
+from depthgrow_jax.probes.config import PROBES, ProbeConfig
 from depthgrow_jax.probes.inputs import Prompts
 from depthgrow_jax.probes.result import Result
 from depthgrow_jax.probes.settings import counted
 from depthgrow_jax.prompts import facts, from_corpus, from_file, masking
 from depthgrow_jax.report.probe_table import probe_table
 from depthgrow_jax.rundir import locked, open_directory
-from depthgrow_jax.subjects import Loaded, load_subject
-from depthgrow_jax.train.config import MeshConfig
+from depthgrow_jax.subjects import Loaded, load_network
 
 # Fields of `ProbeConfig` that decide the numbers of every probe, and the groups that decide those of one.
 _SHARED = ("protect", "uncounted", "pooling", "headline", "dtype", "prompts")
@@ -52,47 +53,11 @@ _TWO_NETWORKS = ("linear_maps", "blocks")
 _LINE_SECONDS = 10.0
 
 
-def base_config(preset: str = "default") -> ConfigDict:
-    """A locked `ConfigDict` for config files: `name` (of the output directory), `probe` and `mesh`.
-
-    Raises `UserError` for a preset that is none of `PRESETS`.
-    """
-    require_choice("preset", preset, PRESETS)
-    changed: dict[str, Any] = {}
-    for field, value in PRESETS[preset].items():
-        group = getattr(ProbeConfig(), field)
-        changed[field] = dataclasses.replace(group, **value) if isinstance(value, dict) else value
-    probe = dataclasses.replace(ProbeConfig(), **changed)
-    return ConfigDict({"name": preset, "probe": to_dict(probe), "mesh": to_dict(MeshConfig())}).lock()
-
-
-def parse(config: ConfigDict, probes: Sequence[str] = ()) -> tuple[str, ProbeConfig, MeshConfig]:
-    """The parts of an edited `base_config()`, checked; `probes` that are given replace those of the config.
-
-    Raises `UserError` naming the field.
-    """
-    fields = config.to_dict()
-    if set(fields) != {"name", "probe", "mesh"}:
-        raise UserError(f"--config: has {', '.join(fields)}; the config of probes has name, probe and mesh")
-    if probes:
-        fields["probe"]["probes"] = tuple(probes)
-    name = fields["name"]
-    plain = isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
-    require(plain, "name", name, "must be the name of a directory")
-    probe = from_dict(ProbeConfig, fields["probe"], "probe.")
-    validate(probe)
-    mesh = from_dict(MeshConfig, fields["mesh"], "mesh.")
-    require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
-    require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")
-    return name, probe, mesh
-
-
-def probe_run(
-    run: str,
-    name: str,
-    config: ProbeConfig,
-    mesh: MeshConfig,
+def probe_network(
+    place: str,
+    plan: Plan,
     *,
+    flag: str = "--run",
     step: int | None = None,
     out: str | None = None,
     other: str | None = None,
@@ -103,24 +68,31 @@ def probe_run(
     probe is done, so that a command that is stopped goes on where it was.
 
     Args:
-      run: directory of the run.
-      name: results go to `probes/step{N}-{name}` in it.
+      place: directory of a run, or a reference to a pretrained network.
+      plan: results go to `probes/step{N}-{plan.name}` in the run.
+      flag: what named the place, for errors.
       step: of the checkpoint; None for the newest.
-      out: another directory for the results.
-      other: a second run for the probes that compare two networks.
+      out: another directory for the results; a pretrained network needs one.
+      other: a second network for the probes that compare two.
 
     Returns the exit code, 0. Raises `UserError` for anything the user can mend.
     """
+    name, config, text, mesh = plan
     probes = tuple(probe for probe in PROBES if not config.probes or probe in config.probes)
-    loaded = load_subject(run, step, dtype=config.dtype, mesh=mesh)
-    rival = load_subject(other, dtype=config.dtype, mesh=mesh, flag="--other") if other else None
-    corpus = _corpus(loaded)
+    _check_places(place, flag, text, out, other)
+    loaded = load_network(place, step, flag=flag, text=text, dtype=config.dtype, mesh=mesh)
+    rival = None
+    if other:
+        rival = load_network(other, flag="--other", text=text, dtype=config.dtype, mesh=mesh)
+    corpus = corpus_of(loaded, _line)
     if rival is not None:
-        probe_job.check_same_tokens(loaded, rival, corpus, _corpus(rival))
+        probe_job.check_same_tokens(loaded, rival, corpus, corpus_of(rival, _line))
     prompts, prompt_facts = _prompts(config, loaded, corpus)
-    place = pathlib.Path(run).expanduser() / "probes" / f"step{loaded.step}-{name}"
-    directory = pathlib.Path(out).expanduser() if out else place
-    requests = {p: _request(p, config, loaded, prompt_facts, rival) for p in PROBES}
+    if out is None:
+        directory = pathlib.Path(place).expanduser() / "probes" / f"step{loaded.step}-{name}"
+    else:
+        directory = pathlib.Path(out).expanduser()
+    requests = {p: _request(p, config, loaded, corpus, prompt_facts, rival) for p in PROBES}
     finished, made_of = _finished(directory, probes, requests)
     job = Job(
         config,
@@ -134,11 +106,12 @@ def probe_run(
         made_of,
     )
     probe_job.check(job, tuple(probe for probe in probes if probe not in finished))
-    if not (pathlib.Path(run).expanduser() / "DONE").exists():
+    if loaded.pretrained is None and not (pathlib.Path(place).expanduser() / "DONE").exists():
         _line(f"{loaded.facts['run']}: training is not finished; this is its step {loaded.step}")
     if rival is not None and job.twin is None and "blocks" in probes:
         _line("blocks: --other has another architecture or depth, so no layers are transplanted")
     header = loaded.facts | {
+        "data_hash": corpus.data_hash,
         "prompts": prompt_facts,
         "preset": name,
         "other": rival.facts if rival else None,
@@ -153,10 +126,20 @@ def probe_run(
                 _line(f"{probe}: already done")
             else:
                 _run_probe(probe, job, header | {"request": requests[probe]})
-    print(f"{loaded.facts['run']} after step {loaded.step}: {directory}\n")
+    after = "" if loaded.pretrained else f" after step {loaded.step}"
+    print(f"{loaded.facts['run']}{after}: {directory}\n")
     found = {probe: results.load(directory / f"{probe}.json")[0] for probe in probes}
     print(probe_table(found, config.headline))
     return 0
+
+
+def _check_places(place: str, flag: str, text: DataConfig, out: str | None, other: str | None) -> None:
+    """Raises `UserError` for what fits a run or a pretrained network, but not what is given."""
+    pretrained = is_reference(place)
+    if pretrained and out is None:
+        raise UserError(f"{flag}={place!r}: has no directory of its own; give one for the results with --out")
+    if not pretrained and not is_reference(other or "") and text != TEXT:
+        raise UserError("--config.data: is the text of a pretrained network; a run is shown its own")
 
 
 def _run_probe(probe: str, job: Job, header: dict[str, Any]) -> None:
@@ -192,19 +175,10 @@ def _with_prompts(result: Result, job: Job, prompts: dict[str, Any], other: str)
     return result._replace(conventions=words, arrays=arrays)
 
 
-def _corpus(loaded: Loaded) -> Corpus:
-    """The data that the run was trained on. Raises `UserError` if it is not that any more."""
-    corpus = load_corpus(loaded.config, {}, _line)
-    if corpus.data_hash != loaded.meta["data_hash"]:
-        raise UserError(
-            f"{loaded.facts['run']}: was trained on other data (hash {loaded.meta['data_hash'][:12]}, now "
-            f"{corpus.data_hash[:12]}); restore the files, whose tokenizer and held-out text probes need"
-        )
-    return corpus
-
-
 def _prompts(config: ProbeConfig, loaded: Loaded, corpus: Corpus) -> tuple[Prompts, dict[str, Any]]:
     length = config.prompts.length or loaded.config.train.sequence_length
+    legal = f"must be at most {loaded.context}, the longest sequence that the network is made for"
+    require(length <= loaded.context or not loaded.pretrained, "probe.prompts.length", length, legal)
     mask = masking(loaded.config.train, corpus)
     if not config.prompts.path:
         prompts = from_corpus(corpus, config.prompts.examples, length, mask)
@@ -219,11 +193,16 @@ def _prompts(config: ProbeConfig, loaded: Loaded, corpus: Corpus) -> tuple[Promp
 
 
 def _request(
-    probe: str, config: ProbeConfig, loaded: Loaded, prompts: dict[str, Any], rival: Loaded | None
+    probe: str,
+    config: ProbeConfig,
+    loaded: Loaded,
+    corpus: Corpus,
+    prompts: dict[str, Any],
+    rival: Loaded | None,
 ) -> dict[str, Any]:
     """What decides a probe's numbers, flat, as JSON values."""
     fields = {name: to_dict(getattr(config, name)) for name in (*_SHARED, *_OWN[probe])}
-    run = {"config_hash": loaded.meta["config_hash"], "data_hash": loaded.meta["data_hash"]}
+    run = {"config_hash": loaded.meta["config_hash"], "data_hash": corpus.data_hash}
     compared = f"{rival.meta['config_hash']} step {rival.step}" if rival and probe in _TWO_NETWORKS else ""
     request = {f"probe.{field}": value for field, value in flatten(fields).items()}
     request |= {"step": loaded.step, **run, "prompts": prompts["sha256"], "other": compared}

@@ -1,4 +1,4 @@
-"""A trained network read back from its run directory: what a command needs that runs it, not trains it."""
+"""A network to be run and not trained: of a run directory, or a pretrained one."""
 
 import dataclasses
 import pathlib
@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from depthgrow_jax.config import RunConfig, from_dict, validate
+from depthgrow_jax.data.config import DataConfig
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.growth import gate_at
-from depthgrow_jax.model import LayerProgram, abstract_params, layer_program
+from depthgrow_jax.interop import Pretrained, is_reference, open_model
+from depthgrow_jax.model import LayerProgram, Params, abstract_params, layer_program
 from depthgrow_jax.probes.inputs import Subject
 from depthgrow_jax.rundir import read_json
 from depthgrow_jax.train.checkpoints import Checkpoints, with_shardings
-from depthgrow_jax.train.config import MeshConfig
+from depthgrow_jax.train.config import MeshConfig, TrainConfig
 from depthgrow_jax.train.sharding import batch_sharding, make_mesh, state_shardings
 from depthgrow_jax.train.start import architecture
 
@@ -29,11 +31,15 @@ class Loaded(NamedTuple):
     """A network and where it comes from.
 
     Attributes:
-      config: of the run.
+      config: of the run; of a pretrained network what a run of it would have: its architecture, and the text
+        that it is shown.
       subject: the network as it ran after `step` steps, on the devices of the mesh.
-      step: of the checkpoint.
-      meta: JSON of the checkpoint (depth, lineage, born, hashes).
+      step: of the checkpoint; 0 for a pretrained network.
+      meta: JSON of the checkpoint (depth, lineage, born, hashes). The config hash of a pretrained network is
+        its fingerprint; it has no data hash.
       facts: who this is, for the header of a result.
+      context: the longest sequence that it is made for.
+      pretrained: where it comes from, if not from a run.
     """
 
     config: RunConfig
@@ -41,6 +47,8 @@ class Loaded(NamedTuple):
     step: int
     meta: dict[str, Any]
     facts: dict[str, Any]
+    context: int
+    pretrained: Pretrained | None = None
 
 
 def read_config(run: pathlib.Path, flag: str = "--run") -> RunConfig:
@@ -72,6 +80,67 @@ def _runs_below(directory: pathlib.Path) -> str:
         return "; a run holds config.json and checkpoints/"
     more = f" and {len(names) - _RUNS_NAMED} more" if len(names) > _RUNS_NAMED else ""
     return f"; runs below it: {', '.join(names[:_RUNS_NAMED])}{more}"
+
+
+def load_network(
+    place: str,
+    step: int | None = None,
+    *,
+    flag: str,
+    text: DataConfig | None = None,
+    dtype: str = "float32",
+    mesh: MeshConfig = _ALL_DEVICES,
+) -> Loaded:
+    """The network that a command was given: a run's, or a pretrained one where `place` is a reference.
+
+    Args:
+      text: what a pretrained network is shown; None where nothing is. A run has its own.
+      (the others as in `load_subject`)
+
+    Raises `UserError` as `load_subject` and `interop.open_model`, and for a step of a pretrained network.
+    """
+    if not is_reference(place):
+        return load_subject(place, step, dtype=dtype, mesh=mesh, flag=flag)
+    if step is not None:
+        raise UserError(f"--step={step}: is for --run; {flag}={place!r} has no steps")
+    return load_pretrained(place, text or DataConfig(), dtype=dtype, mesh=mesh)
+
+
+def load_pretrained(
+    reference: str, text: DataConfig, *, dtype: str = "float32", mesh: MeshConfig = _ALL_DEVICES
+) -> Loaded:
+    """A pretrained network, on the devices of the mesh.
+
+    Args:
+      reference: see `interop.open_model`.
+      text: what it is shown, in its own tokenizer unless this names a `tokenizer.json`.
+
+    Raises `UserError` for files that cannot be used, devices that do not fit.
+    """
+    pretrained = open_model(reference)
+    devices = make_mesh(mesh, _NO_ROWS)
+    abstract = abstract_params(pretrained.cfg, pretrained.depth)
+    params = pretrained.params(state_shardings(devices, abstract))
+    length = min(TrainConfig.sequence_length, pretrained.context)
+    own = text
+    if text.tokenizer == DataConfig.tokenizer:
+        own = dataclasses.replace(text, tokenizer=reference)
+    config = RunConfig(
+        name=reference,
+        depth=pretrained.depth,
+        model=pretrained.cfg,
+        data=own,
+        train=TrainConfig(sequence_length=length, batch_size=1),
+    )
+    meta = {
+        "depth": pretrained.depth,
+        "lineage": [list(range(pretrained.depth))],
+        "config_hash": pretrained.fingerprint,
+        "data_hash": "",
+    }
+    subject = _subject(config, params, layer_program(pretrained.cfg, pretrained.depth), devices, dtype)
+    facts = _facts(reference, config, meta, 0)
+    return Loaded(config, subject, 0, meta, facts, pretrained.context, pretrained)
 
 
 def load_subject(
@@ -111,16 +180,21 @@ def load_subject(
     abstract = abstract_params(cfg.model, meta["depth"])
     abstract = with_shardings(abstract, state_shardings(devices, abstract))
     params = checkpoints.restore(step, {"params": abstract})["params"]
-    program = _program(cfg, meta, step)
-    several = devices.size > 1
-    subject = Subject(
+    subject = _subject(cfg, params, _program(cfg, meta, step), devices, dtype)
+    facts = _facts(_label(directory), cfg, meta, step)
+    return Loaded(cfg, subject, step, meta, facts, cfg.train.sequence_length)
+
+
+def _subject(
+    cfg: RunConfig, params: Params, program: LayerProgram, devices: jax.sharding.Mesh, dtype: str
+) -> Subject:
+    return Subject(
         dataclasses.replace(cfg.model, dtype=dtype, remat="none"),
         params,
         program,
-        batch_sharding(devices) if several else None,
+        batch_sharding(devices) if devices.size > 1 else None,
         devices.size,
     )
-    return Loaded(cfg, subject, step, meta, _facts(directory, cfg, meta, step))
 
 
 def _checkpoint(run: pathlib.Path, step: int | None, flag: str) -> tuple[Checkpoints, int]:
@@ -140,10 +214,13 @@ def _program(cfg: RunConfig, meta: dict[str, Any], step: int) -> LayerProgram:
     return layer_program(cfg.model, meta["depth"], gate=gate)
 
 
-def _facts(run: pathlib.Path, cfg: RunConfig, meta: dict[str, Any], step: int) -> dict[str, Any]:
+def _label(run: pathlib.Path) -> str:
     place = run.absolute()
     # A directory `seed0` alone says nothing.
-    label = f"{place.parent.name}/{place.name}" if place.name.startswith("seed") else place.name
+    return f"{place.parent.name}/{place.name}" if place.name.startswith("seed") else place.name
+
+
+def _facts(label: str, cfg: RunConfig, meta: dict[str, Any], step: int) -> dict[str, Any]:
     return {
         "run": label,
         "name": cfg.name,

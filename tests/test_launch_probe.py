@@ -31,6 +31,10 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
     )
     cases = {
         "probe": [r"--run is missing"],
+        f"probe --run={run} --model=hf:x": [r"--run and --model: one network"],
+        f"probe --model={run}": [r"--model='.*': is no model; must be hf:DIR"],
+        "probe --model=hf:nowhere": [r"--model='hf:nowhere': has no directory of its own.*--out"],
+        f"probe --run={run} --config.data.max_bytes=5": [r"--config.data: is the text of a pretrained"],
         "probe --run=nowhere": [r"--run='nowhere': no such directory"],
         f"probe --run={run.parent}": [r"is not a run; runs below it: out$"],
         f"probe --run={run} --step=5": [r"--step=5: not saved in .*; legal: 2, 4, 6"],

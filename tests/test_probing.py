@@ -13,10 +13,13 @@ from probe_runs import MASKED, trained, write_jsonl
 from toys import ROOT
 
 from depthgrow_jax import probe_job, probing, results
+from depthgrow_jax.corpora import corpus_of
 from depthgrow_jax.errors import UserError
+from depthgrow_jax.probe_plan import TEXT, Plan, base_config, parse
 from depthgrow_jax.probes.config import PRESETS, PROBES, ProbeConfig, validate
 from depthgrow_jax.probes.result import Result, constant, layer_axis
 from depthgrow_jax.rundir import locked
+from depthgrow_jax.subjects import load_subject
 from depthgrow_jax.train.config import MeshConfig
 
 ONE_DEVICE, ALL_DEVICES = MeshConfig(data=1), MeshConfig()
@@ -58,8 +61,8 @@ def probed(run, out, *probes, **fields) -> int:
         fields.pop(key, default) for key, default in (("name", "default"), ("step", None), ("other", None))
     )
     mesh = fields.pop("mesh", ONE_DEVICE)
-    config = configured(*probes, **fields)
-    return probing.probe_run(str(run), name, config, mesh, step=step, out=out and str(out), other=other)
+    plan = Plan(name, configured(*probes, **fields), TEXT, mesh)
+    return probing.probe_network(str(run), plan, step=step, out=out and str(out), other=other)
 
 
 def test_runs_all_in_order_then_nothing_again(run, tmp_path, stubs, capsys):
@@ -88,10 +91,12 @@ def test_goes_on_after_a_failure_and_after_an_interrupt(run, tmp_path, stubs):
 def test_sigkill_keeps_what_is_finished(run, tmp_path):
     program = (
         "import os, signal; from depthgrow_jax import probe_job, probing\n"
+        "from depthgrow_jax.probe_plan import TEXT, Plan\n"
         "from depthgrow_jax.train.config import MeshConfig\n"
         "probe_job.RUN['gradients'] = lambda job, watch: os.kill(os.getpid(), signal.SIGKILL)\n"
         "config = probing.ProbeConfig(probes=('geometry', 'gradients'))\n"
-        f"probing.probe_run({str(run)!r}, 'x', config, MeshConfig(data=1), out={str(tmp_path)!r})\n"
+        "plan = Plan('x', config, TEXT, MeshConfig(data=1))\n"
+        f"probing.probe_network({str(run)!r}, plan, out={str(tmp_path)!r})\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -263,8 +268,8 @@ def test_a_mesh_gives_the_same_numbers(run, tmp_path):
 
 
 def test_automatic_settings(run, monkeypatch):
-    subject = probing.load_subject(run, mesh=ONE_DEVICE).subject
-    corpus = probing.load_corpus(probing.load_subject(run, mesh=ONE_DEVICE).config, {}, print)
+    loaded = load_subject(run, mesh=ONE_DEVICE)
+    subject, corpus = loaded.subject, corpus_of(loaded, print)
     prompts = probing.from_corpus(corpus, 50, 16)
     chosen = probe_job.resolve_settings(ProbeConfig(protect=1, headline="max"), subject, prompts)
     assert (chosen.batch_size, chosen.lanes, chosen.chunk_bytes) == (128, 1, 4 * 256 * 258)
@@ -289,8 +294,8 @@ def test_out_of_memory_names_the_fields(run, tmp_path, stubs):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset):
-    name, config, mesh = probing.parse(probing.base_config(preset))
-    assert (name, mesh) == (preset, MeshConfig())
+    name, config, text, mesh = parse(base_config(preset))
+    assert (name, text, mesh) == (preset, TEXT, MeshConfig())
     validate(config)
     default = ProbeConfig()
     for field, value in PRESETS[preset].items():

@@ -50,6 +50,8 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def to_json(self) -> str: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class BytesTokenizer:
@@ -75,6 +77,14 @@ class BytesTokenizer:
         spelling = {self.separator_id: self.separator.encode(), self.mask_id: self.mask_token.encode()}
         return b"".join(spelling.get(int(i)) or bytes([i]) for i in ids).decode(errors="replace")
 
+    def to_json(self) -> str:
+        """A `tokenizer.json` of the same ids: a byte-level BPE without merges. Texts follow the separator."""
+        spelt = {token: i for i, token in enumerate(_byte_spellings())}
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(spelt, []))
+        _byte_level(backend)
+        backend.add_special_tokens([self.separator, self.mask_token])
+        return _after_separator(backend, self.separator, self.separator_id)
+
 
 @dataclasses.dataclass(frozen=True)
 class SubwordTokenizer:
@@ -98,6 +108,32 @@ class SubwordTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` `[n]`, special tokens spelt out."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """The `tokenizer.json`, in which texts follow the separator, as documents did in training."""
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        separator = backend.id_to_token(self.separator_id)
+        assert separator is not None
+        return _after_separator(backend, separator, self.separator_id)
+
+
+def _byte_level(backend: tokenizers.Tokenizer) -> None:
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+
+
+def _byte_spellings() -> list[str]:
+    """How byte-level tokenizers spell bytes: those that print as themselves, the others from U+0100 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printed else chr(next(others)) for byte in range(256)]
+
+
+def _after_separator(backend: tokenizers.Tokenizer, separator: str, separator_id: int) -> str:
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{separator} $A", pair=f"{separator} $A $B", special_tokens=[(separator, separator_id)]
+    )
+    return backend.to_str()
 
 
 def check_vocabulary(cfg: DataConfig, vocab_size: int, masked: bool) -> None:
@@ -143,8 +179,7 @@ def build(
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: Sequence[str]) -> tokenizers.Tokenizer:
     """A byte-level BPE of at most `vocab_size` ids; `specials` take ids 0, 1, ... in order."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
+    _byte_level(backend)
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(specials),

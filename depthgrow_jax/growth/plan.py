@@ -72,7 +72,8 @@ def flops_done(plan: dict[str, Any], step: int) -> int:
     done = 0
     for row in plan["stages"]:
         length = row["last_step"] - row["first_step"] + 1
-        done += row["flops"] * min(max(step - row["first_step"] + 1, 0), length) // length
+        if length:  # growth before the first step leaves its stage empty
+            done += row["flops"] * min(max(step - row["first_step"] + 1, 0), length) // length
     return done
 
 

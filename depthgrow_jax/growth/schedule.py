@@ -85,13 +85,15 @@ def plan_stages(cfg: GrowthConfig, depth: int, total_steps: int) -> tuple[Stage,
     else:
         lengths = [total_steps]
     depths = [start, *(event.depth for event in events)]
-    short = next((i for i, length in enumerate(lengths) if length < 1), None)
+    # Growth before the first step has to be asked for: it trains no first stage.
+    least = [int(cfg.schedule != "explicit" or i > 0) for i in range(len(lengths))]
+    short = next((i for i, length in enumerate(lengths) if length < least[i]), None)
     if short is not None:
         field = "growth.boundaries" if cfg.schedule == "explicit" else "growth.steps"
         value = cfg.boundaries if cfg.schedule == "explicit" else cfg.steps
         raise UserError(
             f"{field}={value!r}: stage {short + 1} of {len(lengths)} (depth {depths[short]}) gets "
-            f"{lengths[short]} steps of train.steps={total_steps}; every stage needs at least 1"
+            f"{lengths[short]} steps of train.steps={total_steps}; every stage needs at least {least[short]}"
         )
     firsts = [sum(lengths[:i]) for i in range(len(lengths))]
     return tuple(

@@ -5,12 +5,16 @@ and its MLP contribute. Skipping, swapping, looping or ablating layers, and the 
 layers, are values of these arrays: one compilation serves all of them.
 """
 
+import re
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from depthgrow_jax.errors import require
 from depthgrow_jax.model.config import ModelConfig
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class LayerProgram(NamedTuple):
@@ -72,3 +76,20 @@ def reorder(program: LayerProgram, order) -> LayerProgram:
         norm_scale=program.norm_scale[order],
         residual_scale=program.residual_scale[order],
     )
+
+
+def parse_order(text: str, steps: int) -> list[int]:
+    """The steps that `text` names, such as `0-3,2-3,7-4`: single ones and ranges, which may run backwards.
+
+    Raises `UserError` for anything else, and for a step that a program of `steps` steps lacks.
+    """
+    order: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        match = _RANGE.fullmatch(part)
+        legal = f"must be layers and ranges such as 0-3,2-3,5, of 0 to {steps - 1}"
+        require(match is not None, "--program", text, legal)
+        assert match is not None
+        first, last = int(match[1]), int(match[2] or match[1])
+        require(max(first, last) < steps, "--program", text, legal)
+        order += range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    return order

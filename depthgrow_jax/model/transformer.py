@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from depthgrow_jax.model.config import ModelConfig
-from depthgrow_jax.model.layers import Embed, Head, Layer, StepFactors
+from depthgrow_jax.model.layers import Attend, Embed, Head, Layer, StepFactors
 from depthgrow_jax.model.program import LayerProgram, layer_program
 from depthgrow_jax.model.rotary import rotation
 
@@ -118,10 +118,21 @@ def _layer_params(params: Params, index: int | Int[Array, ""]) -> Params:
     return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, keepdims=False), params["layers"])
 
 
-def _run_layer(
-    cfg: ModelConfig, layer_params: Params, x: Array, read: Array, rotary, factors, attend=None
+def run_layer(
+    cfg: ModelConfig,
+    layer_params: Params,
+    x: Array,
+    read: Array,
+    rotary: tuple[Array, Array],
+    factors: StepFactors,
+    attend: Attend | None = None,
 ) -> LayerTap:
-    """One layer's contributions, computed from `read` and added to `x`, `[B, T, D]` each."""
+    """One layer, whose parameters have no layer axis: computed from `read`, added to `x`, `[B, T, D]` each.
+
+    Args:
+      rotary, attend: as in `layer_step`.
+      factors: what a program gives its step.
+    """
     batch, length, width = x.shape
     read_ND = read.reshape(batch * length, width)
     a_ND, m_ND = _call(Layer(cfg), layer_params, read_ND, (batch, length), rotary, factors, attend)
@@ -138,6 +149,7 @@ def layer_step(
     program: LayerProgram | None = None,
     read: Float[Array, "B T D"] | None = None,
     rotary: tuple[Array, Array] | None = None,
+    attend: Attend | None = None,
 ) -> LayerTap:
     """Step `k` of the program alone, for loops that intervene between steps; `k` may be traced.
 
@@ -146,12 +158,13 @@ def layer_step(
       read: the stream that the layer reads; None reads `hidden`.
       rotary: `rotation(cfg, positions)`; None computes that of positions 0..T-1. A loop over steps computes
         it once, outside: XLA does not move it there (measured on CPU: a tenth of the loop).
+      attend: how queries meet keys and values; None is the attention of the config.
     """
     program = layer_program(cfg, depth_of(params)) if program is None else program
     rotary = rotation(cfg, jnp.arange(hidden.shape[1])[None]) if rotary is None else rotary
     factors = StepFactors(program.gate[k], program.norm_scale[k], program.residual_scale[k])
     layer_params = _layer_params(params, k if program.order is None else program.order[k])
-    return _run_layer(cfg, layer_params, hidden, hidden if read is None else read, rotary, factors)
+    return run_layer(cfg, layer_params, hidden, hidden if read is None else read, rotary, factors, attend)
 
 
 def run_layers(
@@ -189,7 +202,7 @@ def run_layers(
     rotary = rotation(cfg, positions)
 
     def step(x, layer_params, factors):
-        tap = _run_layer(cfg, layer_params, x, x, rotary, factors)
+        tap = run_layer(cfg, layer_params, x, x, rotary, factors)
         return tap.out, {name: fn(tap) for name, fn in taps.items()}
 
     if cfg.remat != "none":

@@ -100,9 +100,10 @@ class InitFromConfig:
     """Where a run that has no checkpoint of its own starts.
 
     Attributes:
-      path: another run's directory; empty for a fresh initialisation.
-      step: which of its checkpoints; 0 for the latest.
-      what: `params`, or `all` (optimizer state, average and lineage too; the step starts at 0).
+      path: another run's directory, or a pretrained model (`hf:DIR`, `hf:org/name`, `gguf:FILE`,
+        `gguf:PACKAGE`); empty for a fresh initialisation.
+      step: which of the run's checkpoints; 0 for the latest.
+      what: `params`, or `all` of a run (optimizer state, average and lineage too; the step starts at 0).
     """
 
     path: str = ""

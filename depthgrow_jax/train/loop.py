@@ -31,7 +31,7 @@ from depthgrow_jax.train.optimizer import make_optimizer
 from depthgrow_jax.train.progress import Progress
 from depthgrow_jax.train.signals import StopRequest
 from depthgrow_jax.train.spec import Batches, RunSpec
-from depthgrow_jax.train.start import Setup, architecture, first_state, other_checkpoint, shardings_of
+from depthgrow_jax.train.start import Setup, architecture, check_init_from, first_state, shardings_of
 from depthgrow_jax.train.step import GROWTH, StepConfig, make_eval_step, make_train_step
 
 
@@ -88,7 +88,7 @@ class Run:
         self.compilations = 0
         self.keep_steps = (*events, self.total)
         if spec.init_from.path and not started(directory):
-            other_checkpoint(spec)
+            check_init_from(spec)
 
     # ---- parts of the loop --------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from depthgrow_jax.errors import UserError
-from depthgrow_jax.model import ModelConfig
+from depthgrow_jax.errors import UserError, require
+from depthgrow_jax.interop import Pretrained, is_reference, open_model
+from depthgrow_jax.model import ModelConfig, Params
 from depthgrow_jax.train import state as states
 from depthgrow_jax.train.checkpoints import Checkpoints, with_shardings
 from depthgrow_jax.train.sharding import state_shardings
@@ -52,7 +53,10 @@ def first_state(setup: Setup, checkpoints: Checkpoints, data_hash: str) -> tuple
         abstract = states.to_items(setup.abstract(meta["depth"], len(meta["lineage"])))
         return states.from_items(checkpoints.restore(latest, abstract)), meta
     fresh = {"step": 0, "stage": 0, "seconds": {}, "window": {}, "evaluation": {}}
-    return (from_other_run(setup) if setup.spec.init_from.path else from_scratch(setup)), fresh
+    source = setup.spec.init_from.path
+    if is_reference(source):
+        return from_pretrained(setup), fresh
+    return (from_other_run(setup) if source else from_scratch(setup)), fresh
 
 
 def from_scratch(setup: Setup) -> TrainState:
@@ -90,13 +94,21 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(model).items() if name not in how}
 
 
+def check_init_from(spec: RunSpec) -> None:
+    """Raises `UserError` for an `init_from` that cannot be used."""
+    if is_reference(spec.init_from.path):
+        pretrained_model(spec)
+    else:
+        other_checkpoint(spec)
+
+
 def other_checkpoint(spec: RunSpec) -> tuple[Checkpoints, int, dict[str, Any]]:
     """The checkpoints that `init_from` names, the step to take, and its meta.
 
     Raises `UserError` if there is none, or if its architecture or depth is not that of the first stage. The
     tokenizer is not compared: a run may go on with other data, whose ids must mean the same.
     """
-    source, depth = spec.init_from, spec.stages[0].depth
+    source = spec.init_from
     directory = pathlib.Path(source.path).expanduser() / "checkpoints"
     if not directory.is_dir():
         raise UserError(f"init_from.path={source.path!r}: no run with checkpoints there")
@@ -107,18 +119,58 @@ def other_checkpoint(spec: RunSpec) -> tuple[Checkpoints, int, dict[str, Any]]:
     if step not in other.steps():
         raise UserError(f"init_from.step={source.step}: not saved in {directory}; legal: {other.steps()}")
     meta = other.meta(step)
-    theirs, ours = meta["model"], architecture(spec.model)
+    _check_same_network(
+        spec, meta["model"], meta["depth"], f"step {step}", f", or another of {other.steps()}"
+    )
+    return other, step, meta
+
+
+def pretrained_model(spec: RunSpec) -> Pretrained:
+    """The pretrained model that `init_from` names, its weights not yet read.
+
+    Raises `UserError` if it cannot be read, or is not a network of the first stage.
+    """
+    source = spec.init_from
+    require(source.what == "params", "init_from.what", source.what, "must be params for a pretrained model")
+    require(source.step == 0, "init_from.step", source.step, "must be 0: a pretrained model has no steps")
+    found = open_model(source.path)
+    _check_same_network(spec, architecture(found.cfg), found.depth, "it", "")
+    if spec.train.sequence_length > found.context:
+        raise UserError(
+            f"train.sequence_length={spec.train.sequence_length}: must be at most {found.context}, the "
+            f"longest sequence that {source.path} is made for"
+        )
+    return found
+
+
+def _check_same_network(spec: RunSpec, theirs: dict[str, Any], depth: int, what: str, instead: str) -> None:
+    """Raises `UserError` unless a network is one of the run's first stage."""
+    field, ours = f"init_from.path={spec.init_from.path!r}", architecture(spec.model)
     if theirs != ours:
         names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
         shown = "; ".join(f"model.{n} there {theirs.get(n)!r}, here {ours.get(n)!r}" for n in names)
-        raise UserError(f"init_from.path={source.path!r}: a run of another architecture ({shown})")
-    if meta["depth"] != depth:
+        raise UserError(f"{field}: is of another architecture ({shown})")
+    start = spec.stages[0].depth
+    if depth != start:
         raise UserError(
-            f"init_from.path={source.path!r}: step {step} has depth {meta['depth']}, this run starts at "
-            f"depth {depth}; set growth.start_depth={meta['depth']}, or name another of the steps "
-            f"{other.steps()}"
+            f"{field}: {what} has depth {depth}, this run starts at depth {start}; "
+            f"set growth.start_depth={depth}{instead}"
         )
-    return other, step, meta
+
+
+def from_pretrained(setup: Setup) -> TrainState:
+    """A fresh state around the weights of a pretrained model."""
+    depth = setup.spec.stages[0].depth
+    abstract = setup.abstract(depth)
+    params = pretrained_model(setup.spec).params(shardings_of(abstract.params))
+    return _around(setup, params, abstract)
+
+
+def _around(setup: Setup, params: Params, abstract: TrainState) -> TrainState:
+    make = jax.jit(
+        lambda p: states.from_params(p, setup.tx, ema=setup.ema), out_shardings=shardings_of(abstract)
+    )
+    return make(params)
 
 
 def from_other_run(setup: Setup) -> TrainState:
@@ -129,11 +181,7 @@ def from_other_run(setup: Setup) -> TrainState:
     items = states.to_items(abstract)
     if setup.spec.init_from.what == "params":
         params = other.restore(step, {"params": items["params"]})["params"]
-        make = jax.jit(
-            lambda p: states.from_params(p, setup.tx, ema=setup.ema),
-            out_shardings=shardings_of(setup.abstract(depth)),
-        )
-        return make(params)
+        return _around(setup, params, setup.abstract(depth))
     state = states.from_items(other.restore(step, items))
     # Its clock starts anew, and its layers count as original: no gate ramps for them.
     restart = jax.jit(
