@@ -21,16 +21,16 @@ Needs requirements-dev.txt.
 """
 
 import argparse
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from contender import Contender, serve
 
 from depthgrow_jax.allocator import keep_freed_memory
 
@@ -195,49 +195,26 @@ def torch_task(name: str, depth: int):
 
 
 def worker(name: str, depth: int) -> None:
-    """Answers every line of stdin with `[seconds, MiB]`: of one call, and what the process grew by."""
+    """Answers every call with `[seconds, MiB]`: of the call, and what the process grew by."""
     if name.startswith("torch"):
         task = torch_task(name, depth)
     else:
         keep_freed_memory()
         task = jax_task(name, depth)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in sys.stdin:
+
+    def work() -> tuple[float, float]:
         start = time.perf_counter()
         task()
         seconds = time.perf_counter() - start
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        print(json.dumps([seconds, grown]), flush=True)
+        return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
-
-class Contender:
-    """A worker process."""
-
-    def __init__(self, name: str, depth: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", name, "--depths", str(depth)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def call(self) -> tuple[float, float]:
-        """Seconds of one call, MiB the process has grown by since it was set up."""
-        assert self.process.stdin and self.process.stdout
-        print("go", file=self.process.stdin, flush=True)
-        seconds, grown = json.loads(self.process.stdout.readline())
-        return seconds, grown
-
-    def close(self) -> None:
-        """Ends the worker."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+    serve(work)
 
 
 def measure(depth: int, rounds: int, names: list[str]) -> None:
     """Lets the contenders work in turn and prints their rows; `-` for what another one is needed for."""
-    contenders = {name: Contender(name, depth) for name in names}
+    contenders = {name: Contender(__file__, "--worker", name, "--depths", str(depth)) for name in names}
     first = {name: contender.call()[0] for name, contender in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in names}
     grown = dict.fromkeys(names, 0.0)

@@ -10,7 +10,7 @@ from depthgrow_jax.config import RunConfig, to_dict
 from depthgrow_jax.data import Corpus, load
 from depthgrow_jax.data.cache import cached_bytes
 from depthgrow_jax.data.config import DataConfig
-from depthgrow_jax.data.tokenizer import Tokenizer
+from depthgrow_jax.data.tokenizer import Tokenizer, load_json
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.interop import Vocabulary, is_reference, open_model
 from depthgrow_jax.subjects import Loaded
@@ -73,7 +73,19 @@ def corpus_of(loaded: Loaded, log: Callable[[str], None]) -> Corpus:
     return corpus
 
 
-def vocabulary_of(loaded: Loaded, tokenizer: Tokenizer) -> Vocabulary | None:
+def tokenizer_of(loaded: Loaded, log: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer that a network reads.
+
+    That of a run comes with its data, which is read to see that it is what it was. Raises `UserError` as
+    `corpus_of`.
+    """
+    if loaded.pretrained is None:
+        return corpus_of(loaded, log).tokenizer
+    data = with_tokenizer(loaded.config.data, log)
+    return load_json(data, masked=False)
+
+
+def vocabulary_of(loaded: Loaded, log: Callable[[str], None]) -> Vocabulary | None:
     """The tokenizer that a network reads, with what its texts begin with and end on.
 
     That of a pretrained model, also where a run was trained in it; None where it comes without one. The texts
@@ -83,5 +95,6 @@ def vocabulary_of(loaded: Loaded, tokenizer: Tokenizer) -> Vocabulary | None:
         return loaded.pretrained.vocabulary
     if is_reference(loaded.config.data.tokenizer):
         return open_model(loaded.config.data.tokenizer).vocabulary
+    tokenizer = tokenizer_of(loaded, log)
     separator = tokenizer.separator_id
     return Vocabulary(tokenizer.to_json(), tokenizer.decode([separator]), (separator,), (separator,))

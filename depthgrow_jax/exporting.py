@@ -5,9 +5,9 @@ import sys
 from typing import Any
 
 import depthgrow_jax
-from depthgrow_jax.corpora import corpus_of, vocabulary_of
-from depthgrow_jax.errors import UserError
-from depthgrow_jax.interop.export import check_export, export
+from depthgrow_jax.corpora import vocabulary_of
+from depthgrow_jax.errors import UserError, require_choice
+from depthgrow_jax.interop.export import DTYPES, check_export, export, free_directory
 from depthgrow_jax.model import parse_order, reorder
 from depthgrow_jax.subjects import Loaded, load_network
 from depthgrow_jax.train.config import MeshConfig
@@ -34,6 +34,8 @@ def export_network(
 
     Returns the exit code, 0. Raises `UserError` for anything the user can mend.
     """
+    require_choice("--dtype", dtype, DTYPES)
+    free_directory(out)
     loaded = load_network(place, step, flag=flag, mesh=_ONE_DEVICE)
     subject = loaded.subject
     program = subject.program
@@ -41,7 +43,7 @@ def export_network(
         program = reorder(program, parse_order(order, subject.steps))
     if loaded.config.train.objective != "causal":
         raise UserError(f"{flag}={place!r}: is a bidirectional model; no Llama-like class holds one")
-    vocabulary = vocabulary_of(loaded, corpus_of(loaded, _line).tokenizer)
+    vocabulary = vocabulary_of(loaded, _line)
     check_export(subject.cfg, program.steps, out, dtype=dtype, context=loaded.context, vocabulary=vocabulary)
     export(
         subject.cfg,

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from depthgrow_jax.corpora import corpus_of, vocabulary_of
+from depthgrow_jax.corpora import tokenizer_of, vocabulary_of
 from depthgrow_jax.data.tokenizer import Tokenizer
 from depthgrow_jax.errors import UserError, require
 from depthgrow_jax.interop import Vocabulary
@@ -53,8 +53,7 @@ def continue_texts(
     loaded = load_network(place, step, flag=flag, mesh=_ONE_DEVICE)
     if not loaded.subject.cfg.causal:
         raise UserError(f"{flag}={place!r}: is a bidirectional model, which does not continue texts")
-    tokenizer = corpus_of(loaded, lambda line: print(line, file=sys.stderr, flush=True)).tokenizer
-    vocabulary = vocabulary_of(loaded, tokenizer)
+    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
     ids = [encode_prompt(prompt, tokenizer, vocabulary, loaded.subject.cfg.vocab_size) for prompt in prompts]
     longest = max(map(len, ids))
     room = loaded.context - longest
@@ -127,3 +126,7 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     """`text` up to the first of `stops`."""
     places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
     return text[: min(places)] if places else text
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

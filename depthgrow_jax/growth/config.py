@@ -34,8 +34,8 @@ class GrowthConfig:
       alpha: exponent of `prop`.
       steps: T, the steps shared out by the schedule; 0 means all of the run. The last stage also gets
         what follows T.
-      boundaries: `explicit`: the number of steps done when each event happens; the first may be 0, to grow what
-        `init_from` gives before it is trained.
+      boundaries: `explicit`: the number of steps done when each event happens; the first may be 0, to grow
+        what `init_from` gives before it is trained.
       gate: ramp of the inserted layers' contribution after their event (`midas_plus`): `none`,
         `linear` or `cosine`.
       gate_start: value of the gate at the event.

@@ -63,7 +63,7 @@ def make_plan(
         "flops": flops,
         "static_flops": static,
         "saving": 1 - flops / static,
-        "compilations": len({stage.depth for stage in stages}),
+        "compilations": len({stage.depth for stage in stages if stage.steps}),
     }
 
 
@@ -119,7 +119,7 @@ def format_plan(plan: dict[str, Any]) -> str:
             (
                 str(row["stage"]),
                 str(row["depth"]),
-                f"{row['first_step']}-{row['last_step']}",
+                f"{row['first_step']}-{row['last_step']}" if row["tokens"] else "none",
                 f"{row['tokens']:,}",
                 f"{_runs(copied)} -> {_runs(row['inserted'])}" if copied else "-",
                 f"{row['params']:,}",

@@ -56,7 +56,7 @@ def check_export(
     """
     require_choice("--dtype", dtype, DTYPES)
     _config(cfg, depth, dtype, context, vocabulary)
-    _target(directory)
+    free_directory(directory)
 
 
 def export(
@@ -92,7 +92,7 @@ def export(
     texts = _texts(_config(cfg, program.steps, dtype, context, vocabulary), vocabulary, context)
     texts["depthgrow.json"] = _json(lineage)
     metadata = {"format": "pt", "depthgrow": json.dumps(lineage)}
-    with _complete_or_absent(_target(directory)) as place:
+    with _complete_or_absent(free_directory(directory)) as place:
         for name, text in texts.items():
             (place / name).write_text(text, encoding="utf-8")
         _write_weights(plain, folded, place, dtype, metadata, shard_bytes)
@@ -208,7 +208,7 @@ def _cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
     return np.ascontiguousarray(cast)
 
 
-def _target(directory: str | os.PathLike) -> pathlib.Path:
+def free_directory(directory: str | os.PathLike) -> pathlib.Path:
     """The absolute path of a directory that can be written. Raises `UserError` naming `--out`."""
     named = f"--out={str(directory)!r}"
     try:

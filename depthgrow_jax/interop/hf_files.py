@@ -16,7 +16,7 @@ from depthgrow_jax.interop.hf_config import Description, read
 from depthgrow_jax.interop.hf_fields import read_object
 from depthgrow_jax.interop.hf_vocabulary import read_vocabulary
 from depthgrow_jax.interop.pretrained import Pretrained
-from depthgrow_jax.interop.tensors import EMBEDDING, HEAD, shapes
+from depthgrow_jax.interop.tensors import EMBEDDING, HEAD, is_derived, shapes
 from depthgrow_jax.model import ModelConfig
 
 SCHEME = "hf:"
@@ -144,11 +144,6 @@ def _opened(path: pathlib.Path) -> Any:
         raise UserError(f"{path}: cut short, or not a safetensors file ({_one_line(error)})") from None
 
 
-def _is_recomputed(name: str) -> bool:
-    """Whether a tensor follows from the config; old checkpoints store such."""
-    return name.endswith(".rotary_emb.inv_freq")
-
-
 def _check_shapes(files: list[pathlib.Path], description: Description) -> None:
     """Compares headers with the architecture."""
     cfg, depth, _ = description
@@ -156,7 +151,7 @@ def _check_shapes(files: list[pathlib.Path], description: Description) -> None:
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 (a handle is no mapping)
-                if _is_recomputed(name):
+                if is_derived(name):
                     continue
                 if name in seen:
                     raise UserError(f"{path}: tensor {name} is also in {seen[name].name}")
@@ -189,7 +184,7 @@ def _tensors(files: list[pathlib.Path]) -> Iterator[tuple[str, np.ndarray]]:
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118
-                if not _is_recomputed(name):
+                if not is_derived(name):
                     yield name, file.get_tensor(name)
 
 
@@ -203,7 +198,7 @@ def _fingerprint(files: list[pathlib.Path], description: Description) -> str:
     for path in files:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118
-                if not _is_recomputed(name):
+                if not is_derived(name):
                     tensors[name] = _sample(name, file.get_slice(name))
     for name in sorted(tensors):
         digest.update(tensors[name])

@@ -4,7 +4,6 @@ Hugging Face keeps a projection as `[out, in]`, one tensor a layer; here it is `
 stacked. Shapes: L layers, D width, V vocabulary.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,8 +14,6 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.model import ModelConfig, Params, abstract_params, depth_of
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-# Recomputed from the config; old checkpoints store it.
-_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
 _NORMS = {
     "attn_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -71,6 +68,11 @@ def leaves(cfg: ModelConfig, depth: int) -> dict[str, Leaf]:
     return found
 
 
+def is_derived(name: str) -> bool:
+    """Whether a tensor follows from the config, and is not read: old checkpoints store rotary frequencies."""
+    return name.endswith(".rotary_emb.inv_freq")
+
+
 def _get(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree[key]
@@ -102,7 +104,7 @@ def stack(cfg: ModelConfig, depth: int, tensors: Iterable[tuple[str, np.ndarray]
     seen: set[str] = set()
     tied_head = None
     for name, tensor in tensors:
-        if _IGNORED.fullmatch(name):
+        if is_derived(name):
             continue
         if name == HEAD and cfg.tie_embeddings:
             tied_head = tensor
@@ -122,6 +124,7 @@ def stack(cfg: ModelConfig, depth: int, tensors: Iterable[tuple[str, np.ndarray]
         place[...] = tensor.T if leaf.transposed else tensor
         if not np.isfinite(place).all():
             raise UserError(f"{where}: tensor {name} holds values that are not finite")
+        del tensor  # or it would live on beside the next one
     missing = [name for name in wanted if name not in seen]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

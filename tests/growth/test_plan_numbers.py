@@ -68,7 +68,7 @@ def test_rows_say_what_each_stage_trains_and_copies():
     assert "2-5 -> 6-9" in format_plan(plan) and "8,096" not in format_plan(plan)
 
 
-def tiny_plan(**changes):
+def tiny_plan(stages=None, **changes):
     model = ModelConfig(vocab_size=64, width=32, heads=4, mlp_dim=48)
     cfg = GrowthConfig(operator="midas", block_size=2, schedule="explicit", boundaries=(3, 5))
     fields = {
@@ -77,7 +77,7 @@ def tiny_plan(**changes):
         "microbatch_size": 8,
         "state_bytes": lambda depth: depth,
     }
-    return model, make_plan(model, plan_stages(cfg, 6, 9), **(fields | changes))
+    return model, make_plan(model, stages or plan_stages(cfg, 6, 9), **(fields | changes))
 
 
 def test_flops_done_follows_the_stages():
@@ -89,6 +89,18 @@ def test_flops_done_follows_the_stages():
     assert flops_done(plan, 9) == plan["flops"] == flops_done(plan, 50)
     assert plan["static_flops"] == 9 * 8 * 16 * per_token[6]
     assert plan["saving"] == pytest.approx(1 - plan["flops"] / plan["static_flops"])
+
+
+def test_growth_before_the_first_step_trains_no_first_stage():
+    cfg = GrowthConfig(operator="midas", block_size=2, schedule="explicit", boundaries=(0, 5))
+    model, plan = tiny_plan(stages=plan_stages(cfg, 6, 9))
+    per_token = {depth: flops_per_token(model, depth, 16) for depth in (4, 6)}
+    for step in range(10):
+        assert flops_done(plan, step) == sum(
+            8 * 16 * per_token[d] for d in [4] * min(step, 5) + [6] * (step - 5)
+        )
+    assert plan["compilations"] == 2 and plan["stages"][0]["tokens"] == 0
+    assert "none" in format_plan(plan).splitlines()[1]
 
 
 def test_flops_per_token_by_hand():

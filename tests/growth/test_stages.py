@@ -1,5 +1,6 @@
 """Stages begin where the papers say and fill the run; an impossible schedule is refused with a reason."""
 
+import dataclasses
 import math
 
 import pytest
@@ -46,6 +47,7 @@ def test_prop_1_grows_after_the_published_steps(depth, growth_after):
         ({"alpha": 1.0, "steps": 12}, [2, 4, 54]),
         ({"schedule": "explicit", "boundaries": (1, 59)}, [1, 58, 1]),
         ({"schedule": "explicit", "boundaries": (25, 26)}, [25, 1, 34]),
+        ({"schedule": "explicit", "boundaries": (0, 26)}, [0, 26, 34]),
     ],
 )
 def test_lengths_of_three_stages_of_sixty_steps(changes, lengths):
@@ -65,6 +67,8 @@ def test_stage_at_every_boundary():
     cfg = GrowthConfig(operator="midas", block_size=2, schedule="explicit", boundaries=(3, 5))
     stages = plan_stages(cfg, 6, 9)
     assert [stage_at(stages, step) for step in range(9)] == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    at_once = plan_stages(dataclasses.replace(cfg, boundaries=(0, 5)), 6, 9)
+    assert [stage_at(at_once, step) for step in range(6)] == [1, 1, 1, 1, 1, 2]
     # A run that is over is in its last stage.
     assert stage_at(stages, 9) == stage_at(stages, 1000) == 2
 
@@ -106,7 +110,7 @@ def test_a_stage_without_steps_is_refused_instead_of_dropped():
     [
         ((5,), "growth.boundaries=(5,): must name 2 steps, one for each growth event"),
         ((2, 5, 7), "growth.boundaries=(2, 5, 7): must name 2 steps"),
-        ((0, 5), "growth.boundaries=(0, 5): stage 1 of 3 (depth 2) gets 0 steps"),
+        ((0, 0), "growth.boundaries=(0, 0): stage 2 of 3 (depth 4) gets 0 steps"),
         ((5, 5), "growth.boundaries=(5, 5): stage 2 of 3 (depth 4) gets 0 steps"),
         ((6, 5), "growth.boundaries=(6, 5): stage 2 of 3 (depth 4) gets -1 steps"),
         ((5, 10), "growth.boundaries=(5, 10): stage 3 of 3 (depth 6) gets 0 steps of train.steps=10"),

@@ -57,7 +57,7 @@ def _byte_level_keys(pre, extra=()):
 
 
 def _sentencepiece_keys():
-    """Metadata of a SentencePiece BPE: scores fall from merge to merge, as in Llama 2."""
+    """Metadata of a SentencePiece BPE: scores fall from merge to merge; unlike Llama 2's, the ids do not rise."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     backend.train_from_iterator(
@@ -66,13 +66,13 @@ def _sentencepiece_keys():
     vocabulary = json.loads(backend.to_str())["model"]["vocab"]
     pieces = [piece for piece in sorted(vocabulary, key=vocabulary.get) if piece not in "中文字"]
     pieces += ["<", ">", "<s"]  # With these the merges could make "<s>".
-    merged = [piece for piece in pieces if len(piece) > 1]
-    characters = [piece for piece in pieces if len(piece) == 1]
+    score = {piece: -float(rank) for rank, piece in enumerate(pieces)}
+    pieces = pieces[::-1]
     special, raw = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*special, *raw, *merged, *characters],
-        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(pieces))],
+        "tokenizer.ggml.tokens": [*special, *raw, *pieces],
+        "tokenizer.ggml.scores": [0.0] * 259 + [score[piece] for piece in pieces],
         "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,

@@ -1,6 +1,7 @@
 """`config.json`: what is read, and what is refused by name."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,8 @@ def test_architectures_differ_in_biases_norms_and_head_width():
 
 @pytest.mark.parametrize("null", ["num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters"])
 def test_null_is_a_value_where_transformers_writes_it(null):
-    cfg = read(**{null: None}).cfg
+    fields: dict[str, Any] = {null: None}
+    cfg = read(**fields).cfg
     assert (cfg.num_kv_heads, cfg.head_width) == (4 if null == "num_key_value_heads" else 2, 8)
 
 

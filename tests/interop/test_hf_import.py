@@ -75,7 +75,7 @@ def our_logits(pretrained, tokens):
     with jax.default_matmul_precision("highest"):
         lowered = forward.lower(params, jnp.asarray(tokens))
     # Compiling is most of the time of this file.
-    quick = {"xla_backend_optimization_level": 0}
+    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
     return np.asarray(lowered.compile(compiler_options=quick)(params, jnp.asarray(tokens)))
 
 
