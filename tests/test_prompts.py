@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from probe_runs import MASKED, trained, write_jsonl
 
+from depthgrow_jax.corpora import load_corpus
 from depthgrow_jax.data.config import DataConfig
 from depthgrow_jax.data.tokenizer import BytesTokenizer, SubwordTokenizer, train_bpe
 from depthgrow_jax.errors import UserError
-from depthgrow_jax.corpora import load_corpus
 from depthgrow_jax.probes.config import PromptConfig
 from depthgrow_jax.prompts import Masking, facts, from_corpus, from_file, masking
 from depthgrow_jax.subjects import read_config

@@ -11,8 +11,8 @@ from probe_runs import trained
 from toys import stored
 
 from depthgrow_jax import model
-from depthgrow_jax.errors import UserError
 from depthgrow_jax.corpora import load_corpus
+from depthgrow_jax.errors import UserError
 from depthgrow_jax.rundir import read_metrics
 from depthgrow_jax.subjects import load_subject
 from depthgrow_jax.train.config import MeshConfig

@@ -246,10 +246,28 @@ _CSORDAS: dict[str, Any] = {
     "lens": {"pooling": "examples"},
     "attribution": {"nodes": 256, "rule": "left", "target": "prob", "baseline": "prompt", "uncounted": 0},
 }
+# What says most about a large model on a small machine: nothing that is trained, or run once for each token.
+_QUICK = (
+    "geometry",
+    "ablation",
+    "logit_lens",
+    "order",
+    "gradients",
+    "weights",
+    "representations",
+    "blocks",
+    "scores",
+)
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "csordas": _CSORDAS,
     "paper": {**_CSORDAS, "headline": "mean_of_max"},
+    "quick": {
+        "probes": _QUICK,
+        "prompts": {"examples": 8, "length": 64},
+        "ablation": {"parts": ("layer", "attention", "mlp"), "modes": ("current", "future"), "splits": 1},
+        "order": {"run_lengths": (1, 2)},
+    },
 }
 
 

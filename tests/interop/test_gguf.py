@@ -3,6 +3,7 @@
 import importlib
 import struct
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -339,7 +340,8 @@ def test_without_the_package_gguf(monkeypatch):
         open_gguf("gguf:nowhere")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/where.gguf", "no.where", "struct", "__main__", ""])
-def test_neither_a_file_nor_a_package(name):
+@pytest.mark.parametrize("name", ["nowhere", "no/where.gguf", "no.where", "struct", "made_here", ""])
+def test_neither_a_file_nor_a_package(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_here", types.ModuleType("made_here"))
     with pytest.raises(UserError, match=rf"^gguf:{name}: (no such file and no such package|is a directory)"):
         open_gguf(f"gguf:{name}")

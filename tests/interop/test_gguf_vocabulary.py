@@ -57,7 +57,7 @@ def _byte_level_keys(pre, extra=()):
 
 
 def _sentencepiece_keys():
-    """Metadata of a SentencePiece BPE: scores fall from merge to merge; unlike Llama 2's, the ids do not rise."""
+    """Metadata of a SentencePiece BPE: scores fall from merge to merge, ids as well."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     backend.train_from_iterator(
