@@ -1,7 +1,6 @@
 """Items of an evaluation, of three kinds, whatever file or generator they come from.
 
-Texts are exactly what the model reads: white space between a prompt and what follows it belongs to the latter,
-or to the prompt where the item says so.
+Texts are exactly what the model reads: white space between a prompt and what follows belongs to one of them.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from depthgrow_jax.errors import require
 from depthgrow_jax.model.config import ModelConfig
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?")
 
 
 class LayerProgram(NamedTuple):
@@ -84,8 +84,8 @@ def parse_order(text: str, steps: int) -> list[int]:
     Raises `UserError` for anything else, and for a step that a program of `steps` steps lacks.
     """
     order: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        match = _RANGE.fullmatch(part)
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
         legal = f"must be layers and ranges such as 0-3,2-3,5, of 0 to {steps - 1}"
         require(match is not None, "--program", text, legal)
         assert match is not None
