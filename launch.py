@@ -3,11 +3,13 @@
 python launch.py train --config=configs/quickstart.py --workdir=DIR [--config.a.b=value ...]
 python launch.py plan  --config=configs/smollm_360m.py:lidas
 python launch.py probe --run=DIR/static/seed0 [--probes=geometry,ablation] [--config.probe.a.b=value ...]
+python launch.py eval  --run=DIR/static/seed0 --tasks=primitives,lambada [--config.eval.a=value ...]
 python launch.py generate --run=DIR/static/seed0 --prompt="def main" [--max_tokens=64 --temperature=0.8 ...]
 python launch.py export --run=DIR/static/seed0 --out=DIR [--dtype=bfloat16]
 
 `probe` measures how a trained run uses its depth (docs/probes.md). Its config is configs/probe.py, with the
 conventions of `--preset`; results go to `probes/` in the run, and probes that are done are not run again.
+`eval` asks tasks, as the network is and with its layers moved (docs/evals.md); its config is configs/eval.py.
 `generate` continues prompts; `export` writes what transformers, vLLM and llama.cpp's converter read
 (docs/interop.md). In the place of `--run`, `--model=hf:DIR`, `hf:org/name`, `gguf:FILE` or `gguf:PACKAGE`
 takes a pretrained network.
@@ -41,20 +43,26 @@ flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config (the summary covers all that are finished).")
 flags.DEFINE_bool("keep_memory", True, "Keep freed memory (faster on CPU, a larger process; Linux).")
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
-flags.DEFINE_string("run", None, "probe, generate, export: the directory of a trained run.")
+flags.DEFINE_string("run", None, "probe, eval, generate, export: the directory of a trained run.")
 flags.DEFINE_string(
     "model", None, "... or a pretrained network: hf:DIR, hf:org/name, gguf:FILE or gguf:PACKAGE."
 )
-flags.DEFINE_integer("step", None, "probe, generate, export: which checkpoint; the newest if not given.")
+flags.DEFINE_integer(
+    "step", None, "probe, eval, generate, export: which checkpoint; the newest if not given."
+)
 flags.DEFINE_list("probes", [], "probe: only these.")
 flags.DEFINE_string(
     "preset", None, "probe: conventions: default, csordas (arXiv 2505.13898), paper (2512.08819)."
 )
-flags.DEFINE_string("out", None, "probe: another directory for the results; export: a new directory.")
+flags.DEFINE_list("tasks", [], "eval: tasks and groups of tasks.")
+flags.DEFINE_integer("limit", None, "eval: items of each task, the first ones; 0 for all.")
+flags.DEFINE_string("out", None, "probe, eval: another directory for the results; export: a new directory.")
 flags.DEFINE_string("other", None, "probe: a second network, for the probes that compare two.")
 flags.DEFINE_string("dtype", "float32", "export: float32, bfloat16 or float16.")
 flags.DEFINE_string(
-    "program", None, "generate, export: the layers to run, such as 0-3,2-3,4-7; as they are if not given."
+    "program",
+    None,
+    "eval, generate, export: the layers to run, such as 0-3,2-3,4-7; as they are if not given.",
 )
 flags.DEFINE_multi_string("prompt", [], "generate: a text to continue; may be given several times.")
 flags.DEFINE_integer("max_tokens", 64, "generate: new tokens at most.")
@@ -173,6 +181,17 @@ def probe() -> int:
         os._exit(130)
 
 
+def evaluate() -> int:
+    """Asks a network the items of tasks."""
+    place, flag = _network()
+    _run_without_training("eval")
+    from depthgrow_jax.eval_plan import parse
+    from depthgrow_jax.evaluating import evaluate_network
+
+    plan = parse(FLAGS.config, FLAGS.tasks, FLAGS.limit)
+    return evaluate_network(place, plan, flag=flag, step=FLAGS.step, out=FLAGS.out, order=FLAGS.program)
+
+
 def generate() -> int:
     """Continues prompts."""
     place, flag = _network()
@@ -206,8 +225,15 @@ def export() -> int:
     )
 
 
-VERBS = {"train": train, "plan": plan, "probe": probe, "generate": generate, "export": export}
-PROBE_CONFIG = pathlib.Path(__file__).resolve().parent / "configs" / "probe.py"
+VERBS = {
+    "train": train,
+    "plan": plan,
+    "probe": probe,
+    "eval": evaluate,
+    "generate": generate,
+    "export": export,
+}
+CONFIGS = pathlib.Path(__file__).resolve().parent / "configs"
 
 
 def _given(argv: list[str], flag: str) -> str | None:
@@ -221,7 +247,7 @@ def _given(argv: list[str], flag: str) -> str | None:
 
 
 def _with_config(argv: list[str]) -> list[str]:
-    """`argv`, with the config of probes where the verb is `probe` and none is given."""
+    """`argv`, with the config of the verb where it is `probe` or `eval` and none is given."""
     preset = _given(argv, "preset")
     verb = next((argument for argument in argv[1:] if argument in VERBS), None)
     if verb != "probe" or _given(argv, "config") is not None:
@@ -229,13 +255,15 @@ def _with_config(argv: list[str]) -> list[str]:
             raise UserError(
                 f"--preset={preset}: is for probe without --config; name it --config=FILE:{preset}"
             )
+        if verb == "eval" and _given(argv, "config") is None:
+            return [argv[0], f"--config={CONFIGS / 'eval.py'}", *argv[1:]]
         return argv
     from depthgrow_jax.probes.config import PRESETS
 
     preset = "default" if preset is None else preset
     require_choice("--preset", preset, PRESETS)
     # In front: overrides are known only after the config that they change.
-    return [argv[0], f"--config={PROBE_CONFIG}:{preset}", *argv[1:]]
+    return [argv[0], f"--config={CONFIGS / 'probe.py'}:{preset}", *argv[1:]]
 
 
 def _load(argument: str) -> ConfigDict:

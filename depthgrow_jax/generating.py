@@ -46,19 +46,18 @@ def continue_texts(
     """
     check_sampling(sampling, "--")
     require(max_tokens >= 1, "--max_tokens", max_tokens, "must be at least 1")
-    require(seed >= 0, "--seed", seed, "must be 0 or more")
+    require(0 <= seed < 2**32, "--seed", seed, "must lie in [0, 2**32), where every seed is another")
     require(all(stops), "--stop", "", "must not be empty")
     if not prompts:
         raise UserError("--prompt is missing: a text to continue")
     loaded = load_network(place, step, flag=flag, mesh=_ONE_DEVICE)
     if not loaded.subject.cfg.causal:
         raise UserError(f"{flag}={place!r}: is a bidirectional model, which does not continue texts")
+    if loaded.pretrained is not None and loaded.pretrained.vocabulary is None:
+        raise UserError(f"{flag}={place!r}: comes without a tokenizer, which must lie beside the weights")
     tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
     ids = [encode_prompt(prompt, tokenizer, vocabulary, loaded.subject.cfg.vocab_size) for prompt in prompts]
-    longest = max(map(len, ids))
-    room = loaded.context - longest
-    legal = f"a prompt of {longest} tokens leaves {room} of the {loaded.context} that the network is made for"
-    require(max_tokens <= room, "--max_tokens", max_tokens, legal)
+    _check_room(prompts, ids, max_tokens, loaded.context)
     subject = loaded.subject
     if order is not None:
         subject = subject._replace(program=reorder(subject.program, parse_order(order, subject.steps)))
@@ -91,6 +90,16 @@ def encode_prompt(
     return ids
 
 
+def _check_room(prompts: Sequence[str], ids: Sequence[Sequence[int]], max_tokens: int, context: int) -> None:
+    """Raises `UserError` unless `context` holds every prompt and `max_tokens` more."""
+    longest = max(map(len, ids))
+    made_for = f"the network is made for {context} in all"
+    for prompt, row in zip(prompts, ids, strict=True):
+        require(len(row) < context, "--prompt", prompt, f"has {len(row)} tokens; {made_for}")
+    legal = f"must be at most {context - longest} after a prompt of {longest} tokens; {made_for}"
+    require(max_tokens <= context - longest, "--max_tokens", max_tokens, legal)
+
+
 def continuations(
     subject: Subject,
     tokenizer: Tokenizer,
@@ -104,8 +113,13 @@ def continuations(
 ) -> list[Text]:
     """The texts that follow prompts of `ids`, up to an id of `ends` or the first of `stops` that appears."""
 
-    def stopped(_: int, made: list[int]) -> bool:
-        text = tokenizer.decode(made)
+    def text_of(row: int, made: list[int]) -> str:
+        # Not decoded alone: SentencePiece tokenizers drop the space that a text begins with.
+        before, whole = tokenizer.decode(ids[row]), tokenizer.decode([*ids[row], *made])
+        return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(made)
+
+    def stopped(row: int, made: list[int]) -> bool:
+        text = text_of(row, made)
         return any(stop in text for stop in stops)
 
     made = generate(
@@ -119,7 +133,7 @@ def continuations(
         ends=ends,
         stopped=stopped if stops else None,
     )
-    return [Text(_cut(tokenizer.decode(row.ids), stops), row.reason) for row in made]
+    return [Text(_cut(text_of(row, new.ids), stops), new.reason) for row, new in enumerate(made)]
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

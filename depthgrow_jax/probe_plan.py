@@ -11,7 +11,7 @@ from depthgrow_jax.data.config import DataConfig
 from depthgrow_jax.data.config import validate as validate_data
 from depthgrow_jax.errors import UserError, require, require_choice
 from depthgrow_jax.probes.config import PRESETS, ProbeConfig, validate
-from depthgrow_jax.train.config import MeshConfig
+from depthgrow_jax.train.config import MeshConfig, validate_mesh
 
 # What a pretrained network is shown unless the config says otherwise: enough to hold out some of it.
 TEXT = DataConfig(max_bytes=4_000_000, validation_fraction=0.1)
@@ -71,6 +71,5 @@ def parse(config: ConfigDict, probes: Sequence[str] = ()) -> Plan:
     text = from_dict(DataConfig, fields["data"], "data.")
     validate_data(text)
     mesh = from_dict(MeshConfig, fields["mesh"], "mesh.")
-    require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
-    require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")
+    validate_mesh(mesh)
     return Plan(name, probe, text, mesh)

@@ -22,6 +22,14 @@ NEW = 20
 SPACE = "▁"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Compilation dominates these tests; values differ by rounding only."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     place = tmp_path_factory.mktemp("pretrained")
@@ -33,10 +41,11 @@ def theirs(directory, prompt, count=NEW):
     """What transformers makes of a prompt: ids, and text."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     network = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    given = tokenizer(prompt, return_tensors="pt").input_ids
-    whole = network.generate(given, do_sample=False, max_new_tokens=count, pad_token_id=0)[0].tolist()
-    text = tokenizer.decode(whole, skip_special_tokens=False)
-    return whole[given.shape[1] :], text[len(tokenizer.decode(given[0], skip_special_tokens=False)) :]
+    given = tokenizer(prompt, return_tensors="pt")
+    made = network.generate(**given, do_sample=False, max_new_tokens=count, pad_token_id=0)[0].tolist()
+    before = tokenizer.decode(given.input_ids[0], skip_special_tokens=False)
+    text = tokenizer.decode(made, skip_special_tokens=False)
+    return made[given.input_ids.shape[1] :], text[len(before) :]
 
 
 def ours(capsys, place, prompts, **changes) -> str:
@@ -57,8 +66,7 @@ def test_prompts_of_unequal_length_are_continued_as_by_transformers(directory, c
 def test_an_end_token_ends_a_text_and_is_left_out(directory, capsys, tmp_path):
     ids, _ = theirs(directory, PROMPTS[0])
     place = shutil.copytree(directory, tmp_path / "ends")
-    ends = {"eos_token_id": [ids[6], 2]}
-    (place / "generation_config.json").write_text(json.dumps(ends))
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": ids[6]}))
     stopped, text = theirs(place, PROMPTS[0])
     assert 0 < len(stopped) <= 7 and stopped[-1] == ids[6]
     spelt = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json")).decode([ids[6]])
@@ -121,7 +129,7 @@ def test_a_space_at_the_border_is_kept(tmp_path, capsys):
 
 def test_draws_follow_the_seed(directory, capsys):
     drawn = {"sampling": Sampling(1.0, top_k=50, top_p=0.9)}
-    texts = [ours(capsys, directory, PROMPTS, seed=seed, **drawn) for seed in (1, 1, 2)]
+    texts = [ours(capsys, directory, PROMPTS[:1], seed=seed, **drawn) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -140,15 +148,18 @@ def refusal(place, prompts=("a",), **changes) -> str:
         ({"sampling": Sampling(1.0, -1)}, "--top_k=-1: must be 0 (all) or more"),
         ({"sampling": Sampling(1.0, 0, 2.0)}, "--top_p=2.0: must lie in (0, 1]"),
         ({"max_tokens": 0}, "--max_tokens=0: must be at least 1"),
-        ({"seed": -1}, "--seed=-1: must be 0 or more"),
-        ({"seed": 2**32}, f"--seed={2**32}: must be 0 or more, below 2**32"),
+        ({"seed": -1}, "--seed=-1: must lie in [0, 2**32)"),
+        ({"seed": 2**32}, f"--seed={2**32}: must lie in [0, 2**32)"),
         ({"stops": ("x", "")}, "--stop='': must not be empty"),
         ({"prompts": ()}, "--prompt is missing: a text to continue"),
         (
             {"prompts": ("x" * 9, "a"), "max_tokens": 55},
-            "--max_tokens=55: a prompt of 10 tokens leaves 54 of the 64 that the network is made for",
+            "--max_tokens=55: must be at most 54 after a prompt of 10 tokens; the network is made for 64",
         ),
-        ({"prompts": ("y " * 40,)}, "--prompt='y y y"),
+        (
+            {"prompts": ("a", "y " * 40)},
+            f"--prompt={'y ' * 40!r}: has 81 tokens; the network is made for 64 in all",
+        ),
         ({"order": "0-2"}, "--program='0-2': must be layers and ranges such as 0-3,2-3,5, of 0 to 1"),
     ],
 )

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 
+from depthgrow_jax.data.primitive_text import names_of
 from depthgrow_jax.errors import UserError, require, require_choice
 
-SOURCES = ("stdlib", "files", "tfds", "hf")
+SOURCES = ("stdlib", "files", "tfds", "hf", "primitives")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,18 +14,23 @@ class SourceConfig:
     r"""One source of documents; also one component of a mixture.
 
     Attributes:
-      source: `stdlib` (the running Python's own `.py` files), `files`, `tfds` or `hf`.
+      source: `stdlib` (the running Python's own `.py` files), `files`, `tfds`, `hf` or
+        `primitives` (solved examples of reasoning primitives, made on the spot).
       path: `files`: a file, directory or glob (several separated by commas); `tfds`: the data
         directory; `hf`: a dataset name, or a directory written by `save_to_disk`. A relative path
         that does not exist is also looked for below the directory in `$DEPTHGROW_DATA`.
-      name: `tfds`: `dataset[/config][:version]`; `hf`: the configuration's name.
+      name: `tfds`: `dataset[/config][:version]`; `hf`: the configuration's name;
+        `primitives`: their names, separated by commas, `primitives` for the five of Kapl et al. 2025
+        or `all`; their documents take turns.
       split: `tfds` and `hf`: which split holds the documents.
       text_field: the field of a record that holds the text (`.jsonl`, `.parquet`, tfds, hf).
       document_separator: what stands between the documents of one `.txt` file, `\n\n` for a blank
         line (the escapes `\n`, `\t`, `\f` and `\r` are understood); empty takes each file as one
         document.
       weight: share of the training sequences drawn from this component of a mixture.
-      max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything.
+      max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything. `primitives` have
+        no end and need it.
+      seed: `primitives`: decides the examples, whatever the seed of the run.
     """
 
     source: str = "stdlib"
@@ -35,6 +41,7 @@ class SourceConfig:
     document_separator: str = ""
     weight: float = 1.0
     max_bytes: int = 0
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +130,16 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
             component.name,
             "source tfds needs dataset[/config][:version]",
         )
-    if component.source != "stdlib":
+    if component.source == "primitives":
+        names_of(component.name, prefix + "name")
+        require(
+            component.max_bytes > 0,
+            prefix + "max_bytes",
+            component.max_bytes,
+            "primitives have no end: must be above 0",
+        )
+    require(component.seed >= 0, prefix + "seed", component.seed, "must be 0 or more")
+    if component.source not in ("stdlib", "primitives"):
         require(bool(component.text_field), prefix + "text_field", component.text_field, "must name a field")
     if component.source in ("tfds", "hf"):
         require(bool(component.split), prefix + "split", component.split, "must name a split")

@@ -6,6 +6,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
+from depthgrow_jax.data import primitive_text
 from depthgrow_jax.data.catalogs import read_hf, read_tfds
 from depthgrow_jax.data.config import SourceConfig
 from depthgrow_jax.data.readers import read_files
@@ -68,10 +69,23 @@ def read_stdlib(component: SourceConfig, field: str) -> Iterator[str]:
             raise UserError(f"{field}source='stdlib': {path} cannot be read: {e}") from e
 
 
+def read_primitives(component: SourceConfig, field: str) -> Iterator[str]:
+    """Solved examples of reasoning primitives, of the split that no evaluation asks; without end."""
+    yield from primitive_text.documents(
+        primitive_text.names_of(component.name, f"{field}name"), component.seed
+    )
+
+
 def _without_surrogates(text: str) -> str:
     if not _SURROGATES.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-_READERS = {"stdlib": read_stdlib, "files": read_files, "tfds": read_tfds, "hf": read_hf}
+_READERS = {
+    "stdlib": read_stdlib,
+    "files": read_files,
+    "tfds": read_tfds,
+    "hf": read_hf,
+    "primitives": read_primitives,
+}

@@ -73,9 +73,13 @@ class BytesTokenizer:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids` `[n]`, special tokens spelt out; bytes that are not UTF-8 become U+FFFD."""
+        """Text of `ids` `[n]`, special tokens spelt out; bytes that are not UTF-8 become U+FFFD.
+
+        Ids from 258 on, which a larger embedding has, spell nothing.
+        """
         spelling = {self.separator_id: self.separator.encode(), self.mask_id: self.mask_token.encode()}
-        return b"".join(spelling.get(int(i)) or bytes([i]) for i in ids).decode(errors="replace")
+        spelling |= {byte: bytes([byte]) for byte in range(256)}
+        return b"".join(spelling.get(int(i), b"") for i in ids).decode(errors="replace")
 
     def to_json(self) -> str:
         """A `tokenizer.json` of the same ids: a byte-level BPE without merges. Texts follow the separator."""

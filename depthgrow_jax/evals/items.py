@@ -1,4 +1,4 @@
-"""Items of an evaluation, of three kinds, whatever file or generator they come from.
+"""Items of an evaluation, of four kinds, whatever file or generator they come from.
 
 Texts are exactly what the model reads: white space between a prompt and what follows belongs to one of them.
 """
@@ -24,6 +24,19 @@ class Choice(NamedTuple):
     shown: str = ""
 
 
+class Substitution(NamedTuple):
+    """Partial evaluation (Trinh and Le 2018): after which of `prompts` is `target` most likely?
+
+    The prompts differ in a word, the target is what follows it in all of them; it is scored, they are not.
+    """
+
+    prompts: tuple[str, ...]
+    target: str
+    gold: int
+    group: str = ""
+    shown: str = ""
+
+
 class Completion(NamedTuple):
     """Language modelling: how likely is `target` after `prompt`, and is it the greedy continuation?"""
 
@@ -42,7 +55,7 @@ class Question(NamedTuple):
     shown: str = ""
 
 
-Item = Choice | Completion | Question
+Item = Choice | Substitution | Completion | Question
 
 
 def example(item: Item) -> str:
@@ -51,6 +64,8 @@ def example(item: Item) -> str:
         return item.shown
     if isinstance(item, Choice):
         return item.prompt + item.choices[item.gold]
+    if isinstance(item, Substitution):
+        return item.prompts[item.gold] + item.target
     if isinstance(item, Completion):
         return item.prompt + item.target
     return item.prompt + item.answers[0]

@@ -10,7 +10,7 @@ for all of them. Everything here is host work, in numpy and tuples.
 
 import collections
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Tree(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Trees, padded: B rows, T tokens, C targets.
+    """Trees, padded: B rows, T tokens, C targets; in numpy, or on the devices.
 
     Attributes:
       tokens, position, branch: int32 `[B, T]`; branch 0 is the trunk, -1 padding.
@@ -55,11 +55,11 @@ class Rows(NamedTuple):
       target: int32 `[B, C]` ids; -1 padding.
     """
 
-    tokens: np.ndarray
-    position: np.ndarray
-    branch: np.ndarray
-    place: np.ndarray
-    target: np.ndarray
+    tokens: Any
+    position: Any
+    branch: Any
+    place: Any
+    target: Any
 
 
 class Batch(NamedTuple):

@@ -267,6 +267,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "prompts": {"examples": 8, "length": 64},
         "ablation": {"parts": ("layer", "attention", "mlp"), "modes": ("current", "future"), "splits": 1},
         "order": {"run_lengths": (1, 2)},
+        "blocks": {"longest": 2},
     },
 }
 

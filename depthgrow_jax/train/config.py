@@ -176,7 +176,12 @@ def validate(
         checkpoint.every >= 0, "checkpoint.every", checkpoint.every, "must be 0 (boundaries and end) or more"
     )
     require(checkpoint.keep >= 1, "checkpoint.keep", checkpoint.keep, "must be at least 1")
-    require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
-    require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")
+    validate_mesh(mesh)
     require_choice("init_from.what", start.what, INIT_FROM_WHAT)
     require(start.step >= 0, "init_from.step", start.step, "must be 0 (latest) or more")
+
+
+def validate_mesh(mesh: MeshConfig) -> None:
+    """Refuses impossible numbers of devices. Raises `UserError` naming the field."""
+    require(mesh.data >= 0, "mesh.data", mesh.data, "must be 0 (all remaining devices) or more")
+    require(mesh.fsdp >= 1, "mesh.fsdp", mesh.fsdp, "must be at least 1")

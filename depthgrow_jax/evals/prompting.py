@@ -1,0 +1,81 @@
+"""From items to ids: few-shot examples before an item, and where a continuation begins."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from depthgrow_jax.data.tokenizer import Tokenizer
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.evals.items import Item, example
+from depthgrow_jax.evals.trees import Request
+
+
+class Encoder(NamedTuple):
+    """A model's way of reading texts.
+
+    Attributes:
+      tokenizer: its tokenizer.
+      prefix: ids that stand before every text; at least one, so that something precedes the first token.
+      context: the longest sequence, in tokens; longer texts lose their beginning.
+    """
+
+    tokenizer: Tokenizer
+    prefix: tuple[int, ...]
+    context: int
+
+    def prompt(self, text: str, room: int = 0) -> tuple[int, ...]:
+        """Ids of a text that leave `room` tokens of the context, cut at the left."""
+        ids = (*self.prefix, *self.tokenizer.encode(text))
+        return ids[-(self.context - room) :] if len(ids) > self.context - room else ids
+
+    def request(self, prompt: str, continuation: str) -> Request:
+        """How likely `continuation` is after `prompt`, as the tokenizer reads both together.
+
+        The continuation begins where the ids of the whole text leave those of the prompt: a token that spans
+        the border belongs to it. Raises `UserError` for a continuation that adds no token, or one longer than
+        the context.
+        """
+        whole = (*self.prefix, *self.tokenizer.encode(prompt + continuation))
+        alone = (*self.prefix, *self.tokenizer.encode(prompt))
+        pairs = enumerate(zip(whole, alone, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(alone)))
+        start = max(start, 1)
+        context, rest = whole[:start], whole[start:]
+        if not rest:
+            raise UserError(f"continuation {continuation!r}: adds no token to its prompt")
+        # The last token of a continuation is predicted and not read.
+        room = self.context - (len(rest) - 1)
+        if room < 1:
+            raise UserError(
+                f"continuation of {len(rest)} tokens: does not fit into the {self.context} of the context"
+            )
+        return Request(context[-room:], rest)
+
+
+def few_shot(
+    items: Sequence[Item], pool: Sequence[Item] | None, shots: int, separator: str, seed: int
+) -> list[str]:
+    """What stands before each item: the same `shots` examples of `pool`, and never the item itself.
+
+    Args:
+      pool: items that examples are drawn from by `seed`; None takes them from `items`, where an item that is
+        drawn is replaced by another one when it is itself asked.
+
+    Raises `UserError` if there are too few.
+    """
+    if not shots:
+        return [""] * len(items)
+    source = items if pool is None else pool
+    needed = shots if pool is not None else shots + 1
+    if len(source) < needed:
+        raise UserError(f"shots={shots}: needs {needed} items to take examples from; there are {len(source)}")
+    drawn = np.random.default_rng(seed).choice(len(source), needed, replace=False).tolist()
+    texts = {index: example(source[index]) for index in drawn}
+
+    def before(asked: int | None) -> str:
+        chosen = [index for index in drawn if index != asked][:shots]
+        return "".join(texts[index] + separator for index in chosen)
+
+    usual = before(None)
+    return [before(i) if pool is None and i in texts else usual for i in range(len(items))]

@@ -1,0 +1,164 @@
+"""A task, asked of a network: as it is, under other orders of its layers, and at its early exits."""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.evals.items import Completion, Item, Question
+from depthgrow_jax.evals.metrics import Summary, accuracy, chance, perplexity
+from depthgrow_jax.evals.outcomes import Outcome, answer_of, outcome_of, requests_of
+from depthgrow_jax.evals.prompting import Encoder, few_shot
+from depthgrow_jax.evals.scoring import (
+    Likelihood,
+    likelihoods_by_exit,
+    likelihoods_by_program,
+    log_likelihoods,
+)
+from depthgrow_jax.evals.task import Task
+from depthgrow_jax.evals.trees import Request
+from depthgrow_jax.model import LayerProgram
+from depthgrow_jax.probes.inputs import Subject, Watch, no_watch
+from depthgrow_jax.probes.lens import Translators
+
+# (subject, task, prompts as ids) -> texts
+Write = Callable[[Subject, Task, Sequence[tuple[int, ...]]], list[str]]
+
+
+class Asked(NamedTuple):
+    """A task's items as they are put to a network.
+
+    Attributes:
+      before: what stands before each item.
+      requests: all likelihoods that are needed.
+      spans: of each item, where its requests are.
+    """
+
+    task: Task
+    items: list[Item]
+    before: list[str]
+    requests: list[Request]
+    spans: list[slice]
+    encoder: Encoder
+
+
+def ask(
+    task: Task,
+    items: Sequence[Item],
+    pool: Sequence[Item] | None,
+    encoder: Encoder,
+    *,
+    shots: int,
+    seed: int = 0,
+) -> Asked:
+    """Puts `items` behind `shots` examples of `pool` (None: of themselves); host work alone.
+
+    Raises `UserError` naming the item for one that cannot be asked.
+    """
+    before = few_shot(items, pool, shots, task.separator, seed)
+    requests: list[Request] = []
+    spans = []
+    for index, (item, shown) in enumerate(zip(items, before, strict=True)):
+        try:
+            new = requests_of(item, shown, encoder)
+        except UserError as error:
+            raise UserError(f"{task.name}, item {index}: {error}") from None
+        spans.append(slice(len(requests), len(requests) + len(new)))
+        requests += new
+    return Asked(task, list(items), before, requests, spans, encoder)
+
+
+def outcomes(
+    asked: Asked,
+    subject: Subject,
+    write: Write,
+    *,
+    batch_tokens: int = 0,
+    watch: Watch = no_watch,
+) -> list[Outcome]:
+    """What every item gets by the network as its program runs it."""
+    found = log_likelihoods(subject, asked.requests, batch_tokens=batch_tokens, watch=watch)
+    return _judged(asked, found, _texts(asked, subject, write))
+
+
+def outcomes_by_program(
+    asked: Asked,
+    subject: Subject,
+    programs: Sequence[LayerProgram],
+    write: Write,
+    *,
+    batch_tokens: int = 0,
+    watch: Watch = no_watch,
+) -> list[list[Outcome]]:
+    """The same under each of `programs`, of the same number of steps: compiled once."""
+    found = likelihoods_by_program(subject, asked.requests, programs, batch_tokens=batch_tokens, watch=watch)
+    return [
+        _judged(asked, likelihoods, _texts(asked, subject._replace(program=program), write))
+        for likelihoods, program in zip(found, programs, strict=True)
+    ]
+
+
+def outcomes_by_exit(
+    asked: Asked,
+    subject: Subject,
+    *,
+    lens: Translators | None = None,
+    batch_tokens: int = 0,
+    watch: Watch = no_watch,
+) -> list[list[Outcome]]:
+    """The same after 0, 1, ..., K steps; see `scoring.likelihoods_by_exit`.
+
+    Raises `UserError` for a task whose answers are generated.
+    """
+    if any(isinstance(item, Question) for item in asked.items):
+        raise UserError(f"{asked.task.name}: generates its answers, which early exits do not; leave it out")
+    found = likelihoods_by_exit(subject, asked.requests, lens=lens, batch_tokens=batch_tokens, watch=watch)
+    return [_judged(asked, likelihoods, {}) for likelihoods in found]
+
+
+def _texts(asked: Asked, subject: Subject, write: Write) -> dict[int, str]:
+    """What the network writes for each question, by item."""
+    places = [i for i, item in enumerate(asked.items) if isinstance(item, Question)]
+    prompts = []
+    for i in places:
+        item = asked.items[i]
+        assert isinstance(item, Question)
+        prompts.append(asked.encoder.prompt(asked.before[i] + item.prompt, room=asked.task.max_tokens))
+    return dict(zip(places, write(subject, asked.task, prompts), strict=True)) if places else {}
+
+
+def _judged(asked: Asked, likelihoods: Sequence[Likelihood], texts: dict[int, str]) -> list[Outcome]:
+    judged = []
+    for i, (item, span) in enumerate(zip(asked.items, asked.spans, strict=True)):
+        if isinstance(item, Question):
+            judged.append(answer_of(asked.task, item, texts[i]))
+        else:
+            judged.append(outcome_of(item, likelihoods[span]))
+    return judged
+
+
+def summarise(asked: Asked, found: Sequence[Outcome]) -> dict[str, Any]:
+    """Every score with its uncertainty, as JSON: `metrics`, `chance`, and `groups` where there are several.
+
+    Of language modelling also the perplexity of a target.
+    """
+    summary = _summary(asked.items, found)
+    groups = collections.defaultdict(list)
+    for index, item in enumerate(asked.items):
+        groups[item.group].append(index)
+    if len(groups) > 1:
+        summary["groups"] = {
+            name or "none": _summary([asked.items[i] for i in members], [found[i] for i in members])
+            for name, members in groups.items()
+        }
+    return summary
+
+
+def _summary(items: Sequence[Item], found: Sequence[Outcome]) -> dict[str, Any]:
+    names = [name for name in found[0].scores if name != "log_prob"]
+    metrics: dict[str, Summary] = {
+        name: accuracy([outcome.scores[name] for outcome in found]) for name in names
+    }
+    if all(isinstance(item, Completion) for item in items):
+        metrics["perplexity"] = perplexity([outcome.scores["log_prob"] for outcome in found])
+    return {"metrics": {name: value._asdict() for name, value in metrics.items()}, "chance": chance(items)}

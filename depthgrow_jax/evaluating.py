@@ -1,0 +1,234 @@
+"""The glue of `launch.py eval`: a network and tasks in; a result file for each task, and a table, out."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import depthgrow_jax
+from depthgrow_jax import results
+from depthgrow_jax.config import to_dict
+from depthgrow_jax.corpora import tokenizer_of, vocabulary_of
+from depthgrow_jax.data.tokenizer import Tokenizer
+from depthgrow_jax.errors import UserError
+from depthgrow_jax.eval_plan import Plan
+from depthgrow_jax.evals import files, running
+from depthgrow_jax.evals.config import EvalConfig
+from depthgrow_jax.evals.interventions import sweeps
+from depthgrow_jax.evals.items import Item
+from depthgrow_jax.evals.outcomes import Outcome
+from depthgrow_jax.evals.prompting import Encoder
+from depthgrow_jax.evals.registry import resolve
+from depthgrow_jax.evals.running import Asked, Write, ask
+from depthgrow_jax.evals.task import Task
+from depthgrow_jax.generating import continuations
+from depthgrow_jax.interop import is_reference
+from depthgrow_jax.model import Sampling, parse_order, reorder
+from depthgrow_jax.probes.inputs import Subject
+from depthgrow_jax.probes.lens import Translators
+from depthgrow_jax.probing import watch
+from depthgrow_jax.report.eval_table import eval_table
+from depthgrow_jax.rundir import locked, open_directory, read_json, write_json
+from depthgrow_jax.subjects import Loaded, load_network
+
+FORMAT = 1
+_WRITTEN_AT_ONCE = 16
+
+
+def evaluate_network(
+    place: str,
+    plan: Plan,
+    *,
+    flag: str = "--run",
+    step: int | None = None,
+    out: str | None = None,
+    order: str | None = None,
+) -> int:
+    """Asks every task that is not done, and prints a table of all that were asked for.
+
+    Tasks, files, devices and the network are looked at before the first item is asked. Each task's result is
+    written when it is done: a command that is stopped goes on with the next.
+
+    Args:
+      place, flag, step: see `subjects.load_network`.
+      plan: results go to `evals/step{N}-{plan.name}` in the run.
+      out: another directory; a pretrained network needs one.
+      order: the layers to run (`model.parse_order`); None: as they are.
+
+    Returns the exit code, 0. Raises `UserError` for anything the user can mend.
+    """
+    config = plan.eval
+    if is_reference(place) and out is None:
+        raise UserError(f"{flag}={place!r}: has no directory of its own; give one for the results with --out")
+    tasks = resolve(config.tasks)
+    items = {task.name: _items(task, config) for task in tasks}
+    loaded = load_network(place, step, flag=flag, dtype=config.dtype, mesh=plan.mesh)
+    subject = loaded.subject
+    if order is not None:
+        subject = subject._replace(program=reorder(subject.program, parse_order(order, subject.steps)))
+    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
+    prefix = vocabulary.prefix if vocabulary and vocabulary.prefix else (tokenizer.separator_id,)
+    encoder = Encoder(tokenizer, prefix, loaded.context)
+    write = _writer(tokenizer, vocabulary.ends if vocabulary else ())
+    asked = {task.name: _ask(task, items[task.name], encoder, config) for task in tasks}
+    translators = _translators(config.lens, subject) if config.exits == "tuned" else None
+    directory = pathlib.Path(
+        out or pathlib.Path(place, "evals", f"step{loaded.step}-{plan.name}")
+    ).expanduser()
+    request = _request(config, loaded, order)
+    done = {name for name in asked if _is_done(directory / f"{name}.json", request)}
+    header = loaded.facts | {
+        "preset": plan.name,
+        "devices": subject.devices,
+        "versions": {"jax": jax.__version__, "depthgrow_jax": depthgrow_jax.__version__},
+    }
+    with locked(open_directory(directory, "--out" if out else flag)):
+        for name, what in asked.items():
+            if name in done:
+                _line(f"{name}: already done")
+                continue
+            result, found = _evaluate(what, subject, write, config, translators)
+            if config.items:
+                _write_items(directory / f"{name}.jsonl", what, found)
+            write_json(
+                directory / f"{name}.json",
+                {"format": FORMAT, "task": name, "header": header, "request": request} | result,
+            )
+    print(f"{loaded.facts['run']}: {directory}\n")
+    print(eval_table({name: read_json(directory / f"{name}.json") for name in asked}))
+    return 0
+
+
+def _items(task: Task, config: EvalConfig) -> tuple[list[Item], list[Item] | None]:
+    """The items of a task, and what its examples are taken from."""
+    items = files.read(task, config.data_dir, config.seed)
+    if not items:
+        raise UserError(f"{task.name}: has no items")
+    pool = files.read_examples(task, config.data_dir, config.seed) if _shots(task, config) else None
+    return items[: config.limit or None], pool
+
+
+def _shots(task: Task, config: EvalConfig) -> int:
+    return task.shots if config.shots < 0 else config.shots
+
+
+def _ask(
+    task: Task, items: tuple[list[Item], list[Item] | None], encoder: Encoder, config: EvalConfig
+) -> Asked:
+    return ask(task, *items, encoder, shots=_shots(task, config), seed=config.seed)
+
+
+def _evaluate(
+    asked: Asked, subject: Subject, write: Write, config: EvalConfig, lens: Translators | None
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """What is written of one task, and what its items got by the whole network."""
+    options: dict[str, Any] = {"batch_tokens": config.batch_tokens, "watch": watch}
+    exact = config.dtype == "float32"
+    with jax.default_matmul_precision("highest" if exact else "default"):
+        found = running.outcomes(asked, subject, write, **options)
+        result = {
+            "n": len(asked.items),
+            "shots": _shots(asked.task, config),
+            "prefix": list(asked.encoder.prefix),
+        } | running.summarise(asked, found)
+        result["sweeps"] = []
+        for sweep in sweeps(config.sweeps, subject.steps, config.run_lengths, config.repeats):
+            programs = [reorder(subject.program, order) for order in sweep.orders]
+            by_start = running.outcomes_by_program(asked, subject, programs, write, **options)
+            result["sweeps"].append(
+                {
+                    "operation": sweep.operation,
+                    "run_length": sweep.run_length,
+                    "starts": sweep.starts,
+                    "results": [running.summarise(asked, outcomes) for outcomes in by_start],
+                }
+            )
+        if config.exits != "none":
+            by_exit = running.outcomes_by_exit(asked, subject, lens=lens, **options)
+            result["exits"] = {
+                "lens": config.exits,
+                "results": [running.summarise(asked, outcomes) for outcomes in by_exit],
+            }
+    return result, found
+
+
+def _writer(tokenizer: Tokenizer, ends: Sequence[int]) -> Write:
+    """A function that continues the prompts of a task, the longest first, some at once."""
+
+    def write(subject: Subject, task: Task, prompts: Sequence[tuple[int, ...]]) -> list[str]:
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        texts = [""] * len(prompts)
+        starts = range(0, len(order), _WRITTEN_AT_ONCE)
+        for start in watch(f"{task.name}: writing", len(starts), iter(starts)):
+            chosen = order[start : start + _WRITTEN_AT_ONCE]
+            made = continuations(
+                subject,
+                tokenizer,
+                [prompts[i] for i in chosen],
+                ends=ends,
+                sampling=Sampling(),
+                max_tokens=task.max_tokens,
+                stops=task.stops,
+            )
+            for i, text in zip(chosen, made, strict=True):
+                texts[i] = text.text
+        return texts
+
+    return write
+
+
+def _translators(place: str, subject: Subject) -> Translators:
+    """A tuned lens that a probe has trained. Raises `UserError` if it is not one of this network."""
+    result, _ = results.load(pathlib.Path(place).expanduser() / "tuned_lens.json")
+    found = Translators(*(np.asarray(result.arrays[f"translator.{name}"]) for name in ("kernel", "bias")))
+    wanted = (subject.steps, subject.cfg.width)
+    if found.bias.shape != wanted:
+        raise UserError(
+            f"eval.lens={place!r}: is of {found.bias.shape[0]} layers of width {found.bias.shape[1]}; "
+            f"the network has {wanted[0]} of {wanted[1]}"
+        )
+    return Translators(*map(jax.numpy.asarray, found))
+
+
+def _request(config: EvalConfig, loaded: Loaded, order: str | None) -> dict[str, Any]:
+    """What decides the numbers of a task, as JSON values."""
+    free = ("tasks", "batch_tokens", "items", "data_dir")
+    fields = {name: value for name, value in to_dict(config).items() if name not in free}
+    network = {"config_hash": loaded.meta["config_hash"], "step": loaded.step, "program": order}
+    return json.loads(json.dumps(fields | network))
+
+
+def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
+    """Whether there is a result of this request. Raises `UserError` if there is one of another."""
+    if not path.exists():
+        return False
+    stored = read_json(path)
+    made = stored.get("request") if isinstance(stored, dict) else None
+    if not isinstance(made, dict) or stored.get("format") != FORMAT:
+        raise UserError(f"{path}: is not the result of an evaluation; remove it or use --out=DIR")
+    differing = sorted(name for name in {*made, *request} if made.get(name) != request.get(name))
+    if differing:
+        shown = "; ".join(f"{n} was {made.get(n)!r}, now {request.get(n)!r}" for n in differing)
+        raise UserError(
+            f"{path}: was made with other settings ({shown}); use --out=DIR or --config.name=NAME"
+        )
+    return True
+
+
+def _write_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome]) -> None:
+    """One line for each item: what it is, what stood before it, what the model made of it."""
+    lines = []
+    for item, before, outcome in zip(asked.items, asked.before, found, strict=True):
+        record = {"before": before, "item": item._asdict()} | outcome._asdict()
+        lines.append(json.dumps(record, ensure_ascii=False))
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""The results of an evaluation as a table for the terminal."""
+
+from typing import Any
+
+# What a sweep or an exit is shown by, where a task has several metrics.
+_FIRST = ("accuracy", "f1", "drop_f1", "exact")
+
+
+def eval_table(results: dict[str, dict[str, Any]]) -> str:
+    """Every metric of every task, with its 95% interval over items; then sweeps and exits, a line each.
+
+    Args:
+      results: task -> what its file holds.
+    """
+    rows = [("task", "items", "shots", "metric", "value", "95% interval", "stderr", "chance")]
+    for task, result in results.items():
+        for metric, value in result["metrics"].items():
+            chance = result["chance"] if metric.startswith("accuracy") else float("nan")
+            rows.append(
+                (
+                    task,
+                    str(result["n"]),
+                    str(result["shots"]),
+                    metric,
+                    f"{value['mean']:.4g}",
+                    f"{value['low']:.4g} - {value['high']:.4g}",
+                    f"{value['stderr']:.2g}",
+                    "-" if chance != chance else f"{chance:.3g}",
+                )
+            )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    for task, result in results.items():
+        lines += _curves(task, result)
+    return "\n".join(lines)
+
+
+def _curves(task: str, result: dict[str, Any]) -> list[str]:
+    metric = next((name for name in _FIRST if name in result["metrics"]), None)
+    if metric is None:
+        return []
+    lines = []
+    for sweep in result["sweeps"]:
+        what = f"{sweep['operation']} {sweep['run_length']}"
+        lines.append(f"{task} {metric}, {what}, by start: {_means(sweep['results'], metric)}")
+    if "exits" in result:
+        exits = result["exits"]
+        lines.append(f"{task} {metric}, {exits['lens']} exit after layer: {_means(exits['results'], metric)}")
+    return ["", *lines] if lines else []
+
+
+def _means(results: list[dict[str, Any]], metric: str) -> str:
+    return " ".join(f"{result['metrics'][metric]['mean']:.2f}" for result in results)

@@ -1,0 +1,108 @@
+"""Reasoning primitives as training text."""
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from depthgrow_jax.data import DataConfig, SourceConfig, load, primitive_text, validate
+from depthgrow_jax.data.sources import documents
+
+BASIC = SourceConfig(source="primitives", name="assign_basic_0", max_bytes=20_000)
+
+
+def read(**changes) -> list[str]:
+    return documents(dataclasses.replace(BASIC, **changes), "data.")
+
+
+def solved(document: str) -> list[dict[str, str]]:
+    """The equations, question and answer of every example of `assign_basic_0` in a document."""
+    found = []
+    for text in document.split("\n\n"):
+        match = re.fullmatch(r"Fill in blank:\n((?:[a-z]=\d+\n){5})([a-z])=___\. ->\nAnswer: (\d+)", text)
+        assert match, text
+        values = dict(line.split("=") for line in match[1].splitlines())
+        assert values[match[2]] == match[3]
+        found.append({**values, "?": match[2]})
+    return found
+
+
+def test_documents_are_six_solved_examples_and_none_comes_twice():
+    texts = read()
+    # The last one is cut at the limit.
+    assert sum(len(text.encode()) for text in texts) == 20_000
+    examples = [solved(text) for text in texts[:-1]]
+    assert len(examples) > 50 and {len(of_one) for of_one in examples} == {6}
+    flat = [tuple(example.items())[:5] for of_one in examples for example in of_one]
+    assert len(set(flat)) == len(flat)
+
+
+def test_primitives_take_turns():
+    texts = read(name="copy_real, assign_math_1,psm")[:-1]
+    starts = [text.split("\n")[0] for text in texts]
+    expected = [
+        "Fill in the blank:",
+        "The following is a set of simple mathematical equations.",
+        "Fill in blank:",
+    ]
+    assert starts == list(itertools.islice(itertools.cycle(expected), len(starts))) and len(starts) > 12
+
+
+def test_groups_stand_for_their_primitives():
+    five = "copy_random,copy_real,assign_basic_0,assign_code_0,assign_math_0"
+    assert read(name="primitives") == read(name=five)
+    # As many headers as there are forms; two of the forms are asked in the same words.
+    assert len({text.split("\n")[0] for text in read(name="all")[:-1]}) == 4
+
+
+def test_seed_decides_the_text():
+    assert read() == read() and read(seed=1) == read(seed=1)
+    assert not {*read()[:-1]} & {*read(seed=1)[:-1]}
+
+
+def test_text_is_of_the_training_split(monkeypatch):
+    """So few letters and numbers that chance would repeat questions of the other split."""
+    monkeypatch.setattr(primitive_text, "_LETTERS", "abcde")
+    monkeypatch.setattr(primitive_text, "_LARGEST", 5)
+    asked = {}
+    for split in primitive_text.SPLITS:
+        found = itertools.islice(primitive_text.examples("assign_basic_0", 5, split), 2000)
+        asked[split] = {example.prompt.split(":\n")[1].split("___")[0][:-2] for example in found}
+    seen = {
+        "".join(f"{name}={value}\n" for name, value in example.items() if name != "?")
+        for text in read(max_bytes=100_000)[:-1]
+        for example in solved(text)
+    }
+    assert seen & asked["train"] and not seen & asked["test"]
+
+
+def test_component_of_a_mixture(tmp_path):
+    parts = (("easy", BASIC), ("hard", dataclasses.replace(BASIC, name="assign_basic_1", weight=0.5)))
+    cfg = DataConfig(mixture=parts, tokenizer="bytes", validation_fraction=0.1, cache_dir=str(tmp_path))
+    corpus = load(cfg, sequence_length=64, vocab_size=258)
+    assert [(c.name, round(c.share, 3)) for c in corpus.components] == [("easy", 0.667), ("hard", 0.333)]
+    assert corpus.stats["bytes"] == {"easy": 20_000, "hard": 20_000}
+    other = dataclasses.replace(cfg, mixture=(parts[0], ("hard", dataclasses.replace(parts[1][1], seed=1))))
+    assert load(other, sequence_length=64, vocab_size=258).data_hash != corpus.data_hash
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": ""}, "data.name='': must be one of primitives, all, copy_random"),
+        ({"name": "psm,assign"}, "data.name='assign': must be one of primitives, all, copy_random"),
+        ({"name": "primitives,copy_real"}, "data.name='primitives,copy_real': must name a primitive once"),
+        ({"max_bytes": 0}, "data.max_bytes=0: primitives have no end: must be above 0"),
+        ({"seed": -1}, "data.seed=-1: must be 0 or more"),
+    ],
+)
+def test_bad_field_is_named(changes, expected, fails):
+    fields = {"source": "primitives", "name": "psm", "max_bytes": 1000}
+    validate(DataConfig(**fields))
+    assert fails(validate, DataConfig(**(fields | changes))).startswith(expected)
+
+
+def test_bad_field_of_a_component_is_named(fails):
+    cfg = DataConfig(mixture=(("a", dataclasses.replace(BASIC, max_bytes=0)),))
+    assert fails(validate, cfg).startswith("data.mixture.a.max_bytes=0: ")
