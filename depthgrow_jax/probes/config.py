@@ -66,7 +66,7 @@ class AblationConfig:
 
     parts: tuple[str, ...] = PARTS
     modes: tuple[str, ...] = MODES
-    splits: int = 2
+    splits: int = 4
     split_first: int = 8
     split_stride: int = 8
     split_last: int = 5
@@ -242,7 +242,6 @@ _CSORDAS: dict[str, Any] = {
     "uncounted": 0,
     "headline": "max",
     "prompts": {"template": _CSORDAS_TEMPLATE, "examples": 10},
-    "ablation": {"splits": 4},
     "lens": {"pooling": "examples"},
     "attribution": {"nodes": 256, "rule": "left", "target": "prob", "baseline": "prompt", "uncounted": 0},
 }

@@ -336,7 +336,7 @@ def test_bfloat16_is_finite_and_reports_its_noise():
 
 def test_splits_follow_the_convention():
     """Every 8th position from 8 to T - 5, at most 4 of them, the same for prompts of equal length."""
-    config = AblationConfig(splits=4)
+    config = AblationConfig()
     splits = split_positions(config, np.array([12, 13, 21, 60, 60]))
     assert splits[0].tolist() == [-1] * 4
     assert splits[1].tolist() == [8, -1, -1, -1]
