@@ -57,7 +57,7 @@ flags.DEFINE_string(
 flags.DEFINE_list("tasks", [], "eval: tasks and groups of tasks.")
 flags.DEFINE_integer("limit", None, "eval: items of each task, the first ones; 0 for all.")
 flags.DEFINE_string("out", None, "probe, eval: another directory for the results; export: a new directory.")
-flags.DEFINE_string("other", None, "probe: a second network, for the probes that compare two.")
+flags.DEFINE_string("other", None, "probe: a second network, for the probes that compare two; eval: asked the same.")
 flags.DEFINE_string("dtype", "float32", "export: float32, bfloat16 or float16.")
 flags.DEFINE_string(
     "program",
@@ -189,7 +189,15 @@ def evaluate() -> int:
     from depthgrow_jax.evaluating import evaluate_network
 
     plan = parse(FLAGS.config, FLAGS.tasks, FLAGS.limit)
-    return evaluate_network(place, plan, flag=flag, step=FLAGS.step, out=FLAGS.out, order=FLAGS.program)
+    return evaluate_network(
+        place,
+        plan,
+        flag=flag,
+        step=FLAGS.step,
+        out=FLAGS.out,
+        order=FLAGS.program,
+        other=FLAGS.other,
+    )
 
 
 def generate() -> int:

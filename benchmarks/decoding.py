@@ -43,14 +43,15 @@ def jax_generator(batch: int):
     """A function: new tokens -> nothing, after making them."""
     import jax
 
-    from depthgrow_jax.model import generate, init, preset
+    from depthgrow_jax.model import generate, init, preset, unroll
 
     depth, cfg = preset("smollm_135m", rope_theta=100000.0)
     params = init(cfg, jax.random.key(0), depth)
     ids = prompts(batch).tolist()
+    unrolled = unroll(cfg, params)
 
     def run(new: int) -> None:
-        made = generate(cfg, params, ids, max_tokens=new)
+        made = generate(cfg, params, ids, max_tokens=new, unrolled=unrolled)
         assert all(len(row.ids) == new for row in made)
 
     return run

@@ -4,10 +4,10 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 import depthgrow_jax
 from depthgrow_jax import results
@@ -18,7 +18,7 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.eval_plan import Plan
 from depthgrow_jax.evals import files, running
 from depthgrow_jax.evals.config import EvalConfig
-from depthgrow_jax.evals.interventions import sweeps
+from depthgrow_jax.evals.interventions import Sweep, sweeps
 from depthgrow_jax.evals.items import Item
 from depthgrow_jax.evals.outcomes import Outcome
 from depthgrow_jax.evals.prompting import Encoder
@@ -27,7 +27,7 @@ from depthgrow_jax.evals.running import Asked, Write, ask
 from depthgrow_jax.evals.task import Task
 from depthgrow_jax.generating import continuations
 from depthgrow_jax.interop import is_reference
-from depthgrow_jax.model import Sampling, parse_order, reorder
+from depthgrow_jax.model import Sampling, parse_order, reorder, unroll
 from depthgrow_jax.probes.inputs import Subject
 from depthgrow_jax.probes.lens import Translators
 from depthgrow_jax.probing import watch
@@ -47,6 +47,7 @@ def evaluate_network(
     step: int | None = None,
     out: str | None = None,
     order: str | None = None,
+    other: str | None = None,
 ) -> int:
     """Asks every task that is not done, and prints a table of all that were asked for.
 
@@ -58,6 +59,7 @@ def evaluate_network(
       plan: results go to `evals/step{N}-{plan.name}` in the run.
       out: another directory; a pretrained network needs one.
       order: the layers to run (`model.parse_order`); None: as they are.
+      other: a second network, asked the same items, whose outcomes are compared with those of the first.
 
     Returns the exit code, 0. Raises `UserError` for anything the user can mend.
     """
@@ -69,66 +71,104 @@ def evaluate_network(
     loaded = load_network(place, step, flag=flag, dtype=config.dtype, mesh=plan.mesh)
     subject = loaded.subject
     if order is not None:
-        subject = subject._replace(program=reorder(subject.program, parse_order(order, subject.steps)))
-    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
-    prefix = vocabulary.prefix if vocabulary and vocabulary.prefix else (tokenizer.separator_id,)
-    encoder = Encoder(tokenizer, prefix, loaded.context)
-    write = _writer(tokenizer, vocabulary.ends if vocabulary else ())
-    asked = {task.name: _ask(task, items[task.name], encoder, config) for task in tasks}
+        program = reorder(subject.program, parse_order(order, subject.steps))
+        subject = subject._replace(program=program)
+    moved = sweeps(config.sweeps, subject.steps, config.run_lengths, config.repeats)
     translators = _translators(config.lens, subject) if config.exits == "tuned" else None
+    ours, theirs = _reader(loaded, subject, items, config), None
+    if other:
+        rival = load_network(other, flag="--other", dtype=config.dtype, mesh=plan.mesh)
+        theirs = _reader(rival, rival.subject, items, config)
     directory = pathlib.Path(
         out or pathlib.Path(place, "evals", f"step{loaded.step}-{plan.name}")
     ).expanduser()
-    request = _request(config, loaded, order)
-    done = {name for name in asked if _is_done(directory / f"{name}.json", request)}
+    request = _request(config, loaded, order, theirs)
+    done = {name for name in items if _is_done(directory / f"{name}.json", request)}
     header = loaded.facts | {
         "preset": plan.name,
         "devices": subject.devices,
         "versions": {"jax": jax.__version__, "depthgrow_jax": depthgrow_jax.__version__},
     }
     with locked(open_directory(directory, "--out" if out else flag)):
-        for name, what in asked.items():
+        for name in items:
             if name in done:
                 _line(f"{name}: already done")
                 continue
-            result, found = _evaluate(what, subject, write, config, translators)
-            if config.items:
-                _write_items(directory / f"{name}.jsonl", what, found)
+            result, found = _evaluate(name, ours, config, moved, translators)
+            if theirs is not None:
+                result["paired"] = _compared(found, name, theirs, config)
+            if config.keep_items:
+                _write_items(directory / f"{name}.jsonl", ours.asked[name], found)
             write_json(
                 directory / f"{name}.json",
                 {"format": FORMAT, "task": name, "header": header, "request": request} | result,
             )
     print(f"{loaded.facts['run']}: {directory}\n")
-    print(eval_table({name: read_json(directory / f"{name}.json") for name in asked}))
+    print(eval_table({name: read_json(directory / f"{name}.json") for name in items}))
     return 0
 
 
-def _items(task: Task, config: EvalConfig) -> tuple[list[Item], list[Item] | None]:
-    """The items of a task, and what its examples are taken from."""
+class _Reader(NamedTuple):
+    """A network that is asked: how it runs, every task as it reads it, and how it writes."""
+
+    loaded: Loaded
+    subject: Subject
+    asked: dict[str, Asked]
+    write: Write
+
+
+def _reader(
+    loaded: Loaded,
+    subject: Subject,
+    items: dict[str, tuple[Task, list[Item], list[Item] | None]],
+    config: EvalConfig,
+) -> _Reader:
+    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
+    prefix = vocabulary.prefix if vocabulary and vocabulary.prefix else (tokenizer.separator_id,)
+    encoder = Encoder(tokenizer, prefix, loaded.context)
+    asked = {
+        name: ask(task, chosen, pool, encoder, shots=_shots(task, config), seed=config.seed)
+        for name, (task, chosen, pool) in items.items()
+    }
+    return _Reader(loaded, subject, asked, _writer(tokenizer, vocabulary.ends if vocabulary else ()))
+
+
+def _items(task: Task, config: EvalConfig) -> tuple[Task, list[Item], list[Item] | None]:
+    """A task, its items, and what its examples are taken from."""
     items = files.read(task, config.data_dir, config.seed)
     if not items:
         raise UserError(f"{task.name}: has no items")
     pool = files.read_examples(task, config.data_dir, config.seed) if _shots(task, config) else None
-    return items[: config.limit or None], pool
+    return task, items[: config.limit or None], pool
 
 
 def _shots(task: Task, config: EvalConfig) -> int:
     return task.shots if config.shots < 0 else config.shots
 
 
-def _ask(
-    task: Task, items: tuple[list[Item], list[Item] | None], encoder: Encoder, config: EvalConfig
-) -> Asked:
-    return ask(task, *items, encoder, shots=_shots(task, config), seed=config.seed)
+def _precision(config: EvalConfig):
+    return jax.default_matmul_precision("highest" if config.dtype == "float32" else "default")
+
+
+def _compared(
+    found: Sequence[Outcome], name: str, theirs: _Reader, config: EvalConfig
+) -> dict[str, dict[str, Any]]:
+    """The first network's outcomes against those of the second, by metric."""
+    with _precision(config):
+        other = running.outcomes(
+            theirs.asked[name], theirs.subject, theirs.write, batch_tokens=config.batch_tokens, watch=watch
+        )
+    return running.compared(found, other)
 
 
 def _evaluate(
-    asked: Asked, subject: Subject, write: Write, config: EvalConfig, lens: Translators | None
+    name: str, reader: _Reader, config: EvalConfig, moved: Sequence[Sweep], lens: Translators | None
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """What is written of one task, and what its items got by the whole network."""
+    _, subject, tasks, write = reader
+    asked = tasks[name]
     options: dict[str, Any] = {"batch_tokens": config.batch_tokens, "watch": watch}
-    exact = config.dtype == "float32"
-    with jax.default_matmul_precision("highest" if exact else "default"):
+    with _precision(config):
         found = running.outcomes(asked, subject, write, **options)
         result = {
             "n": len(asked.items),
@@ -136,7 +176,7 @@ def _evaluate(
             "prefix": list(asked.encoder.prefix),
         } | running.summarise(asked, found)
         result["sweeps"] = []
-        for sweep in sweeps(config.sweeps, subject.steps, config.run_lengths, config.repeats):
+        for sweep in moved:
             programs = [reorder(subject.program, order) for order in sweep.orders]
             by_start = running.outcomes_by_program(asked, subject, programs, write, **options)
             result["sweeps"].append(
@@ -162,6 +202,7 @@ def _writer(tokenizer: Tokenizer, ends: Sequence[int]) -> Write:
     def write(subject: Subject, task: Task, prompts: Sequence[tuple[int, ...]]) -> list[str]:
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         texts = [""] * len(prompts)
+        unrolled = unroll(subject.cfg, subject.params, subject.program)
         starts = range(0, len(order), _WRITTEN_AT_ONCE)
         for start in watch(f"{task.name}: writing", len(starts), iter(starts)):
             chosen = order[start : start + _WRITTEN_AT_ONCE]
@@ -173,6 +214,7 @@ def _writer(tokenizer: Tokenizer, ends: Sequence[int]) -> Write:
                 sampling=Sampling(),
                 max_tokens=task.max_tokens,
                 stops=task.stops,
+                unrolled=unrolled,
             )
             for i, text in zip(chosen, made, strict=True):
                 texts[i] = text.text
@@ -184,22 +226,23 @@ def _writer(tokenizer: Tokenizer, ends: Sequence[int]) -> Write:
 def _translators(place: str, subject: Subject) -> Translators:
     """A tuned lens that a probe has trained. Raises `UserError` if it is not one of this network."""
     result, _ = results.load(pathlib.Path(place).expanduser() / "tuned_lens.json")
-    found = Translators(*(np.asarray(result.arrays[f"translator.{name}"]) for name in ("kernel", "bias")))
+    found = Translators(*(jnp.asarray(result.arrays[f"translator.{name}"]) for name in ("kernel", "bias")))
     wanted = (subject.steps, subject.cfg.width)
     if found.bias.shape != wanted:
         raise UserError(
             f"eval.lens={place!r}: is of {found.bias.shape[0]} layers of width {found.bias.shape[1]}; "
             f"the network has {wanted[0]} of {wanted[1]}"
         )
-    return Translators(*map(jax.numpy.asarray, found))
+    return found
 
 
-def _request(config: EvalConfig, loaded: Loaded, order: str | None) -> dict[str, Any]:
+def _request(config: EvalConfig, loaded: Loaded, order: str | None, theirs: _Reader | None) -> dict[str, Any]:
     """What decides the numbers of a task, as JSON values."""
-    free = ("tasks", "batch_tokens", "items", "data_dir")
+    free = ("tasks", "batch_tokens", "keep_items", "data_dir")
     fields = {name: value for name, value in to_dict(config).items() if name not in free}
     network = {"config_hash": loaded.meta["config_hash"], "step": loaded.step, "program": order}
-    return json.loads(json.dumps(fields | network))
+    other = theirs and {"config_hash": theirs.loaded.meta["config_hash"], "step": theirs.loaded.step}
+    return json.loads(json.dumps(fields | network | {"other": other}))
 
 
 def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from depthgrow_jax.corpora import tokenizer_of, vocabulary_of
 from depthgrow_jax.data.tokenizer import Tokenizer
 from depthgrow_jax.errors import UserError, require
 from depthgrow_jax.interop import Vocabulary
-from depthgrow_jax.model import Sampling, check_sampling, generate, parse_order, reorder
+from depthgrow_jax.model import Sampling, Unrolled, check_sampling, generate, parse_order, reorder
 from depthgrow_jax.probes.inputs import Subject
 from depthgrow_jax.subjects import load_network
 from depthgrow_jax.train.config import MeshConfig
@@ -110,6 +110,7 @@ def continuations(
     max_tokens: int,
     seed: int = 0,
     stops: Sequence[str] = (),
+    unrolled: Unrolled | None = None,
 ) -> list[Text]:
     """The texts that follow prompts of `ids`, up to an id of `ends` or the first of `stops` that appears."""
 
@@ -130,6 +131,7 @@ def continuations(
         sampling=sampling,
         seed=seed,
         program=subject.program,
+        unrolled=unrolled,
         ends=ends,
         stopped=stopped if stops else None,
     )

@@ -182,7 +182,8 @@ def _prompts(config: ProbeConfig, loaded: Loaded, corpus: Corpus) -> tuple[Promp
     mask = masking(loaded.config.train, corpus)
     if not config.prompts.path:
         prompts = from_corpus(corpus, config.prompts.examples, length, mask)
-        return prompts, facts(prompts, "validation split of the run's data")
+        whose = "the text that it is shown" if loaded.pretrained else "the run's data"
+        return prompts, facts(prompts, f"validation split of {whose}")
     prompts, found = from_file(config.prompts, corpus.tokenizer, length, loaded.config.model.vocab_size, mask)
     if found["cut"]:
         _line(

@@ -21,29 +21,30 @@ _TRIVIA_PUNCTUATION = string.punctuation + "‘’´`"
 def number(text: str) -> str | None:
     """The number that a solution ends with, canonical; None without any.
 
-    The first number marked `####`; else the first one after the first "The final answer is" on its line; else
+    The first number marked `####`; else the first one after the last "The final answer is", on its line; else
     the last one of the text.
     """
     if marked := _MARKED.search(text):
         return canonical_number(marked[1])
-    final = _FINAL.search(text)
-    after = _NUMBERS.findall(final[1]) if final else []
-    found = after[:1] or _NUMBERS.findall(text)[-1:]
+    found = _NUMBERS.findall(_conclusion(text) or "")[:1] or _NUMBERS.findall(text)[-1:]
     return canonical_number(found[0]) if found else None
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the first "The final answer is" on its line; else the last line."""
-    if final := _FINAL.search(text):
-        return final[1].strip() or None
-    return (text.strip().splitlines() or [""])[-1].strip() or None
+    """What follows the last "The final answer is" on its line; else the last line."""
+    final = _conclusion(text)
+    return ((text.strip().splitlines() or [""])[-1] if final is None else final).strip() or None
 
 
 def letter(text: str) -> str | None:
     """The first letter of an option ("B", "(B)", "B: ..."), after "The final answer is" where that comes."""
-    final = _FINAL.search(text)
-    found = (final and _LETTER.search(final[1])) or _LETTER.search(text)
+    found = _LETTER.search(_conclusion(text) or "") or _LETTER.search(text)
     return found[1] if found else None
+
+
+def _conclusion(text: str) -> str | None:
+    # The last one: solutions also say it on the way ("the final answer is 15 gallons * 8 pints").
+    return (_FINAL.findall(text) or [None])[-1]
 
 
 def canonical_number(text: str) -> str | None:

@@ -21,7 +21,7 @@ class EvalConfig:
       data_dir: where task files are; empty for `$DEPTHGROW_DATA`.
       batch_tokens: tokens of a batch; 0 chooses by the device.
       dtype: of the computation.
-      items: keep every item's prompt, prediction and scores in a `.jsonl`.
+      keep_items: keep every item's prompt, prediction and scores in a `.jsonl`.
       sweeps: of `SWEEPS`: the tasks again with a run of layers moved, at every start.
       run_lengths: layers of such a run; empty for those of 1, 2, 4, 8 that the depth allows.
       repeats: `repeat`: how many more times a run is run.
@@ -36,7 +36,7 @@ class EvalConfig:
     data_dir: str = ""
     batch_tokens: int = 0
     dtype: str = "float32"
-    items: bool = False
+    keep_items: bool = False
     sweeps: tuple[str, ...] = ()
     run_lengths: tuple[int, ...] = ()
     repeats: int = 1

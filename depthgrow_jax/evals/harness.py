@@ -14,6 +14,7 @@ that end a text count here, where `hf` would also apply a repetition penalty tha
 
 import json
 import logging
+import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -137,7 +138,7 @@ class DepthgrowLM(TemplateLM):
         if vocabulary is None:
             raise UserError(f"{flag}={run or model!r}: comes without a tokenizer, which the harness needs")
         self.text = HarnessText(vocabulary, add_bos_token)
-        self._ends = (*vocabulary.ends, self.text.end)
+        self._ends = tuple({*vocabulary.ends, self.text.end})
         self._facts = loaded.facts | {"program": program, "dtype": dtype, "max_length": self.max_length}
 
     @classmethod
@@ -349,4 +350,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # The harness bootstraps in processes of its own; to fork below the threads of JAX may hang.
+    multiprocessing.set_start_method("forkserver")
     sys.exit(main())

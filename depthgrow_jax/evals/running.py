@@ -1,12 +1,13 @@
 """A task, asked of a network: as it is, under other orders of its layers, and at its early exits."""
 
 import collections
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.items import Completion, Item, Question
-from depthgrow_jax.evals.metrics import Summary, accuracy, chance, perplexity
+from depthgrow_jax.evals.metrics import Summary, accuracy, chance, paired, perplexity
 from depthgrow_jax.evals.outcomes import Outcome, answer_of, outcome_of, requests_of
 from depthgrow_jax.evals.prompting import Encoder, few_shot
 from depthgrow_jax.evals.scoring import (
@@ -161,4 +162,25 @@ def _summary(items: Sequence[Item], found: Sequence[Outcome]) -> dict[str, Any]:
     }
     if all(isinstance(item, Completion) for item in items):
         metrics["perplexity"] = perplexity([outcome.scores["log_prob"] for outcome in found])
-    return {"metrics": {name: value._asdict() for name, value in metrics.items()}, "chance": chance(items)}
+    return {
+        "metrics": {
+            name: {field: _number(number) for field, number in value._asdict().items()}
+            for name, value in metrics.items()
+        },
+        "chance": _number(chance(items)),
+    }
+
+
+def compared(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Two networks' outcomes on the same items, by metric, as JSON; see `metrics.paired`."""
+    names = [name for name in ours[0].scores if name != "log_prob"]
+    pairs = {name: paired([a.scores[name] for a in ours], [b.scores[name] for b in theirs]) for name in names}
+    return {
+        name: {field: _number(number) for field, number in value._asdict().items()}
+        for name, value in pairs.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no nan."""
+    return None if math.isnan(value) else value

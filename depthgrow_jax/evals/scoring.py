@@ -218,20 +218,21 @@ def _run(cfg, params, program, rows: Rows, prefix, linear: bool, tap):
 def _targets(cfg, params, hidden, target):
     """Log probability and greediness `[B, C]` of `target` read off `hidden [B, C, D]`."""
     batch, count, width = hidden.shape
-    chunks = -(-batch * count // _LOGIT_ROWS)
-    room = chunks * _LOGIT_ROWS - batch * count
-    flat = jnp.pad(hidden.reshape(-1, width), ((0, room), (0, 0))).reshape(chunks, 1, _LOGIT_ROWS, width)
-    ids = jnp.pad(target.reshape(-1), (0, room)).reshape(chunks, _LOGIT_ROWS)
+    # Cut along the targets: rows of a batch may lie on several devices.
+    each = max(1, min(count, _LOGIT_ROWS // batch))
+    chunks = -(-count // each)
+    room = chunks * each - count
+    hidden = jnp.pad(hidden, ((0, 0), (0, room), (0, 0))).reshape(batch, chunks, each, width)
+    ids = jnp.pad(target, ((0, 0), (0, room))).reshape(batch, chunks, each)
 
     def chunk(parts):
         rows, wanted = parts
-        logits = unembed(cfg, params, rows)[0]
-        chosen = jnp.take_along_axis(logits, jnp.maximum(wanted, 0)[:, None], axis=-1)[:, 0]
+        logits = unembed(cfg, params, rows)
+        chosen = jnp.take_along_axis(logits, jnp.maximum(wanted, 0)[..., None], axis=-1)[..., 0]
         return chosen - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == wanted
 
-    log_prob, greedy = jax.lax.map(chunk, (flat, ids))
-    shape = (batch, count)
-    log_prob, greedy = (part.reshape(-1)[: batch * count].reshape(shape) for part in (log_prob, greedy))
+    found = jax.lax.map(chunk, (jnp.swapaxes(hidden, 0, 1), jnp.swapaxes(ids, 0, 1)))
+    log_prob, greedy = (jnp.swapaxes(part, 0, 1).reshape(batch, -1)[:, :count] for part in found)
     return jnp.where(target == PADDING, 0.0, log_prob), greedy
 
 

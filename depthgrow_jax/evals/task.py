@@ -23,7 +23,7 @@ class Task:
       shots_path: the file of `shots_read`.
       separator: stands between examples, and between the last one and the item.
       metric: `accuracy` (Choice; length-normalised accuracy comes along), `last_word` (Completion: accuracy
-        and perplexity), `exact` or `f1` (Question).
+        and perplexity), `exact`, `f1` or `drop_f1` (Question).
       extract: Question: the answer in a generated text, None where there is none.
       normalise: Question: what is done to an extracted and to a gold answer before they are compared.
       stops: Question: texts that end a generation.

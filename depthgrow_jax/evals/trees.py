@@ -18,6 +18,7 @@ from depthgrow_jax.model.generation import bucket
 
 # A shorter beginning is not worth a pass of its own.
 _LEAST_PREFIX, _LEAST_TREES = 32, 4
+_MOST_TARGETS = 128
 PADDING = -1
 
 
@@ -72,14 +73,25 @@ class Batch(NamedTuple):
 
 
 def trees_of(requests: Sequence[Request]) -> list[Tree]:
-    """One tree for each context; equal requests share a branch."""
+    """A tree for each context, several where it has many branches; equal requests share a branch."""
     contexts: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
     for index, (context, continuation) in enumerate(requests):
         contexts.setdefault(context, {}).setdefault(continuation, []).append(index)
-    return [
-        Tree(context, tuple(branches), tuple(map(tuple, branches.values())))
-        for context, branches in contexts.items()
-    ]
+    trees = []
+    for context, branches in contexts.items():
+        # Attention compares all tokens of a tree: far more branches than trunk cost more than another trunk.
+        most, chosen = max(_MOST_TARGETS, 2 * len(context)), []
+        for branch, wanted in branches.items():
+            if chosen and sum(len(b) for b, _ in chosen) + len(branch) > most:
+                trees.append(_tree(context, chosen))
+                chosen = []
+            chosen.append((branch, wanted))
+        trees.append(_tree(context, chosen))
+    return trees
+
+
+def _tree(trunk: tuple[int, ...], branches: Sequence[tuple[tuple[int, ...], list[int]]]) -> Tree:
+    return Tree(trunk, tuple(b for b, _ in branches), tuple(tuple(wanted) for _, wanted in branches))
 
 
 def batches(requests: Sequence[Request], batch_tokens: int, multiple: int = 1) -> Iterator[Batch]:

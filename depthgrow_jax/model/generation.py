@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from depthgrow_jax.errors import require
 from depthgrow_jax.model.config import ModelConfig
-from depthgrow_jax.model.decoding import Cache, decode, prefill, unroll
+from depthgrow_jax.model.decoding import Cache, Unrolled, decode, prefill, unroll
 from depthgrow_jax.model.program import LayerProgram, layer_program
 from depthgrow_jax.model.transformer import Params, depth_of
 
@@ -128,6 +128,7 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008
     seed: int = 0,
     program: LayerProgram | None = None,
+    unrolled: Unrolled | None = None,
     ends: Sequence[int] = (),
     stopped: Callable[[int, list[int]], bool] | None = None,
 ) -> list[Continuation]:
@@ -139,6 +140,8 @@ def generate(
     Args:
       prompts: ids, at least one each; lengths may differ.
       program: which layers run; each of its steps has its own cache.
+      unrolled: `unroll(cfg, params, program)`, for calls that follow each other; None makes it anew, which
+        copies the layers.
       ends: ids that end a text.
       stopped: called with the index of a prompt and all that was made of it, now and then; True ends it.
 
@@ -160,15 +163,16 @@ def generate(
     made: list[list[int]] = [[] for _ in prompts]
     reasons: list[str] = [""] * count
     _take(np.asarray(token)[:count, None], made, reasons, ends, stopped)
-    network = unroll(cfg, params, program)
     ids_of_end = jnp.asarray(list(ends) or [_NO_END], jnp.int32)
     done_tokens = 1
+    if max_tokens > 1 and unrolled is None:
+        unrolled = unroll(cfg, params, program)
     while done_tokens < max_tokens and not all(reasons):
         done = np.array([bool(reason) for reason in reasons] + [True] * (rows - count))
         left = min(_CHUNK, max_tokens - done_tokens)
         cache, token, new, out = _go_on(
             cfg,
-            network,
+            unrolled,
             cache,
             token,
             done,

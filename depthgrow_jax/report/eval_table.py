@@ -15,7 +15,7 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
     rows = [("task", "items", "shots", "metric", "value", "95% interval", "stderr", "chance")]
     for task, result in results.items():
         for metric, value in result["metrics"].items():
-            chance = result["chance"] if metric.startswith("accuracy") else float("nan")
+            chance = result["chance"] if metric.startswith("accuracy") else None
             rows.append(
                 (
                     task,
@@ -23,9 +23,9 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
                     str(result["shots"]),
                     metric,
                     f"{value['mean']:.4g}",
-                    f"{value['low']:.4g} - {value['high']:.4g}",
-                    f"{value['stderr']:.2g}",
-                    "-" if chance != chance else f"{chance:.3g}",
+                    f"{_shown(value['low'])} - {_shown(value['high'])}",
+                    _shown(value["stderr"], 2),
+                    _shown(chance, 3),
                 )
             )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -33,6 +33,11 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     for task, result in results.items():
+        for metric, value in result.get("paired", {}).items():
+            lines.append(
+                f"{task} {metric}, less that of the other network: {value['difference']:.4g}, 95% "
+                f"{_shown(value['low'])} - {_shown(value['high'])}, McNemar p = {value['p']:.2g}"
+            )
         lines += _curves(task, result)
     return "\n".join(lines)
 
@@ -53,3 +58,7 @@ def _curves(task: str, result: dict[str, Any]) -> list[str]:
 
 def _means(results: list[dict[str, Any]], metric: str) -> str:
     return " ".join(f"{result['metrics'][metric]['mean']:.2f}" for result in results)
+
+
+def _shown(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

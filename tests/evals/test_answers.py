@@ -20,6 +20,7 @@ from depthgrow_jax.evals.task import Task
         ("#### -7\nQuestion: next? #### 9", "-7"),
         ("so #### apples: 12", "12"),  # no number behind the mark
         ("The final answer is 72.", "72"),
+        ("so the final answer is 15 * 8\nThe final answer is 120\nor 7", "120"),
         ("the final answer is: $18 a day for 3 days", "18"),
         ("If the answer is 3, ...\nThe FINAL answer is -0.50 degrees, of 90", "-0.5"),
         ("First 5, then 3. The final answer is\n8", "8"),
@@ -61,6 +62,7 @@ def test_canonical_numbers_are_exact():
     ("text", "expected"),
     [
         ("6 * 6\nThe final answer is 36 minutes\nQuestion:", "36 minutes"),
+        ("The final answer is 1.\nThe final answer is", None),
         ("6 * 6\n36 minutes\n", "36 minutes"),
         ("The final answer is: x/2", "x/2"),
         ("\n", None),
@@ -101,11 +103,9 @@ def test_normal_forms():
         ("cat sat", "cat sat", 1.0),
         ("cat sat", "dog", 0.0),
         ("the cat sat there", "cat sat", 2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2)),
-        (
-            "very very big",
-            "very big",
-            2 * (2 / 3) * (2 / 2) / (2 / 3 + 2 / 2),
-        ),  # a word counts as often as both have it
+        # A word is shared as often as both have it.
+        ("very very big", "very big", 2 * (2 / 3) * (2 / 2) / (2 / 3 + 2 / 2)),
+        ("very very big", "very very good", 2 / 3),
         ("", "cat", 0.0),
     ],
 )
@@ -134,6 +134,7 @@ def test_drop_equals_the_harness():
         "four",
         "the 34-yard run",
         "34 yards",
+        "the 7-yard run",
         "$1,000",
         "1000",
         "5.5%",

@@ -112,9 +112,7 @@ def test_every_gold_solution_of_gsm8k_gives_its_answer(data, split):
         # Upstream: after the mark, without commas.
         gold = record["answer"].split("#### ")[1].replace(",", "")
         assert answers.number(record["answer"]) == gold
-        unmarked = record["answer"].replace("####", "The final answer is")
-        assert answers.number(unmarked) == gold
-        assert answers.number(record["answer"].replace("####", "So")) == gold
+        assert answers.number(record["answer"].replace("####", "The final answer is")) == gold
 
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}

@@ -165,6 +165,16 @@ def test_a_shared_context_is_read_once():
     assert read == 5 * 10  # 20 requests of 44 tokens each would read 880
 
 
+def test_many_branches_are_several_trees():
+    """Contexts cut to the same few tokens must not make one row of everything."""
+    requests = [Request((1, 2), (i % 50, j % 50, 3)) for i in range(50) for j in range(10)]
+    trees = trees_of(requests)
+    assert len(trees) == 12 and all(tree.targets <= 128 for tree in trees)
+    assert sorted(i for tree in trees for wanted in tree.wanted for i in wanted) == list(range(500))
+    subject = subject_of()
+    assert_close(log_likelihoods(subject, requests)[::50], one_by_one(CFG, subject.params, requests[::50]))
+
+
 def test_few_compilations_for_many_lengths():
     rng = np.random.default_rng(0)
     requests = [Request(tuple(rng.integers(0, 50, n).tolist()), (1, 2)) for n in range(1, 60)]

@@ -1,0 +1,82 @@
+"""`launch.py eval` as it is typed: results, sweeps, exits, a second call, refusals in one line."""
+
+import json
+
+import numpy as np
+import pytest
+from probe_runs import trained, write_jsonl
+from test_launch import assert_refused, launched
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.getbasetemp())
+
+
+def test_a_task_file_from_command_to_table(run, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "foundry").mkdir()
+    records = [{"context": "text num", "continuation": "ber"}] * 2 + [{"context": "te", "continuation": "zz"}]
+    write_jsonl(tmp_path / "foundry" / "lambada_openai.jsonl", records)
+    base = f"eval --run={run} --config.eval.data_dir={tmp_path} --config.mesh.data=1 --out={tmp_path / 'out'}"
+    sweeps = "--config.eval.sweeps=('skip','repeat') --config.eval.exits=logit"
+    sweeps += " --config.eval.keep_items=True"
+    first = f"{base} --tasks=lambada,assign_basic_0 --limit=3 --config.eval.shots=0 {sweeps}"
+    (done,) = launched(tmp_path, [first])
+    assert done["code"] == 0, done["err"]
+    result = json.loads((tmp_path / "out" / "lambada.json").read_text())
+    assert result["n"] == 3 and set(result["metrics"]) == {"accuracy", "perplexity"}
+    assert [s["operation"] for s in result["sweeps"]] == ["skip", "repeat", "repeat"]
+    assert [len(s["results"]) for s in result["sweeps"]] == [2, 2, 1]
+    # Two layers: the last exit is the model itself.
+    exits = [r["metrics"]["perplexity"]["mean"] for r in result["exits"]["results"]]
+    np.testing.assert_allclose(exits[-1], result["metrics"]["perplexity"]["mean"], rtol=1e-5)
+    assert len(exits) == 3 and exits[0] != exits[1]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "lambada.jsonl").read_text().splitlines()]
+    assert [line["item"]["prompt"] for line in lines] == ["text num", "text num", "te"]
+    assert lines[0]["scores"] == lines[1]["scores"]
+    assert "lambada accuracy, skip 1, by start" in done["out"] and "chance" in done["out"]
+    second, changed = launched(tmp_path, [first, first.replace("--limit=3", "--limit=2")])
+    assert second.returncode == 0 and second.stderr.count("already done") == 2
+    assert_refused(
+        changed, r"lambada.json: was made with other settings \(limit was 3, now 2\); use --out=DIR"
+    )
+    del other
+
+
+def test_two_runs_and_an_order(run, tmp_path):
+    (tmp_path / "home").mkdir()
+    command = f"eval --run={run} --other={run} --step=4 --tasks=assign_basic_0 --limit=8"
+    command += " --config.eval.shots=0 --config.mesh.data=1"
+    more = (f"--out={tmp_path / 'a'}", f"--program=1,0,1 --out={tmp_path / 'b'}")
+    for outcome in launched(tmp_path, [f"{command} {flags}" for flags in more]):
+        assert outcome["code"] == 0, outcome["err"]
+    result = json.loads((tmp_path / "a" / "assign_basic_0.json").read_text())
+    assert result["paired"]["accuracy"]["n"] == 8 and result["chance"] == pytest.approx(0.2)
+    assert json.loads((tmp_path / "b" / "assign_basic_0.json").read_text())["request"]["program"] == "1,0,1"
+
+
+def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "foundry").mkdir()
+    write_jsonl(tmp_path / "foundry" / "copa.jsonl", [{"query": "x", "choices": ["a", "b"], "gold": 2}])
+    base = f"eval --run={run} --config.eval.data_dir={tmp_path}"
+    cases = {
+        "eval --tasks=primitives": [r"--run is missing"],
+        f"eval --run={run} --tasks=lambda": [r"lambda.*lambada"],
+        f"{base} --tasks=lambada": [r"foundry/lambada_openai.jsonl: no such .*; download it from https"],
+        f"{base} --tasks=copa": [r"copa.jsonl:1.*gold"],
+        f"{base} --tasks=primitives --limit=-1": [r"eval.limit=-1: must be 0 or more"],
+        f"{base} --tasks=primitives --config.eval.exits=tuned": [r"eval.lens='': must be given"],
+        f"{base} --tasks=primitives --program=0-5": [r"--program='0-5': must be .* of 0 to 1"],
+        f"{base} --tasks=primitives --config.eval.run_lengths=(3,) --config.eval.sweeps=('skip',)": [
+            r"eval.run_lengths=\(3,\): longer than the 2 layers"
+        ],
+        "eval --model=hf:nowhere --tasks=primitives": [r"has no directory of its own"],
+    }
+    before = sorted(run.rglob("*"))
+    for patterns, outcome in zip(cases.values(), launched(tmp_path, list(cases)), strict=True):
+        assert_refused(outcome, *patterns)
+    assert sorted(run.rglob("*")) == before
