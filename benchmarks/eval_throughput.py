@@ -3,7 +3,8 @@
     python benchmarks/eval_throughput.py [--items 500] [--rounds 3]
 
 A Llama of 8 layers, width 256, 4 heads, MLP 768, random weights, with a byte-level BPE of 4096 ids, exported
-once; float32, all cores. Items: `assign_code_0`, five choices each, without examples and with five. Contenders:
+once; float32, all cores. Items: `assign_code_0`, five choices each, without examples and with five.
+Contenders:
 
     depthgrow    `evals.scoring.log_likelihoods`, batches of 2,048 tokens
     lm-eval hf   `HFLM.loglikelihood` with batches of 1, 8 and 32 requests, the best of which is compared
@@ -69,12 +70,10 @@ def depthgrow(place: str, pairs: list[tuple[str, str]]):
 
     loaded = load_network(f"hf:{place}", flag="--model")
     tokenizer = tokenizer_of(loaded, lambda line: None)
-    encoder = Encoder(tokenizer, (tokenizer.separator_id,), loaded.context)
+    encoder = Encoder(tokenizer, (), tokenizer.separator_id, loaded.context)
 
     def run() -> list[float]:
         requests = [encoder.request(prompt, choice) for prompt, choice in pairs]
-        # The harness puts no separator before a text.
-        requests = [request._replace(context=request.context[1:]) for request in requests]
         return [found.log_prob for found in log_likelihoods(loaded.subject, requests)]
 
     return run

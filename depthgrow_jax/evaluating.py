@@ -124,8 +124,8 @@ def _reader(
     config: EvalConfig,
 ) -> _Reader:
     tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
-    prefix = vocabulary.prefix if vocabulary and vocabulary.prefix else (tokenizer.separator_id,)
-    encoder = Encoder(tokenizer, prefix, loaded.context)
+    prefix = vocabulary.prefix if vocabulary else ()
+    encoder = Encoder(tokenizer, prefix, tokenizer.separator_id, loaded.context)
     asked = {
         name: ask(task, chosen, pool, encoder, shots=_shots(task, config), seed=config.seed)
         for name, (task, chosen, pool) in items.items()

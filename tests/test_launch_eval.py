@@ -39,7 +39,7 @@ def test_a_task_file_from_command_to_table(run, tmp_path):
     assert lines[0]["scores"] == lines[1]["scores"]
     assert "lambada accuracy, skip 1, by start" in done["out"] and "chance" in done["out"]
     second, changed = launched(tmp_path, [first, first.replace("--limit=3", "--limit=2")])
-    assert second.returncode == 0 and second.stderr.count("already done") == 2
+    assert second["code"] == 0 and second["err"].count("already done") == 2
     assert_refused(
         changed, r"lambada.json: was made with other settings \(limit was 3, now 2\); use --out=DIR"
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +31,15 @@ BEGIN, END = 0, 1
 ROWS = 300  # of the embedding; the tokenizer has fewer ids
 
 
-def save_pretrained(directory: pathlib.Path, *, template: str | None = None, **fields):
+def save_pretrained(directory: pathlib.Path, *, template: str | None = None, **fields: Any):
     """A tiny random model with a tokenizer of 280 ids; returns the model.
 
     Args:
       template: of the tokenizer, such as `<s> $A`.
       fields: of the config of transformers.
     """
-    network = tiny_hf.make(directory, "llama", **({"vocab_size": ROWS} | fields))
+    fields = {"vocab_size": ROWS, **fields}
+    network = tiny_hf.make(directory, "llama", **fields)
     backend = train_bpe(TEXTS, 280, ("<s>", "</s>"))
     if template:
         backend.post_processor = tokenizers.processors.TemplateProcessing(

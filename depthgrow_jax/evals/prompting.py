@@ -16,17 +16,19 @@ class Encoder(NamedTuple):
 
     Attributes:
       tokenizer: its tokenizer.
-      prefix: ids that stand before every text; at least one, so that something precedes the first token.
+      prefix: ids that stand before every text; often none.
+      start: the id from which the first token of a text without prefix and prompt is predicted.
       context: the longest sequence, in tokens; longer texts lose their beginning.
     """
 
     tokenizer: Tokenizer
     prefix: tuple[int, ...]
+    start: int
     context: int
 
     def prompt(self, text: str, room: int = 0) -> tuple[int, ...]:
         """Ids of a text that leave `room` tokens of the context, cut at the left."""
-        ids = (*self.prefix, *self.tokenizer.encode(text))
+        ids = (*self.prefix, *self.tokenizer.encode(text)) or (self.start,)
         return ids[-(self.context - room) :] if len(ids) > self.context - room else ids
 
     def request(self, prompt: str, continuation: str) -> Request:
@@ -40,8 +42,7 @@ class Encoder(NamedTuple):
         alone = (*self.prefix, *self.tokenizer.encode(prompt))
         pairs = enumerate(zip(whole, alone, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(alone)))
-        start = max(start, 1)
-        context, rest = whole[:start], whole[start:]
+        context, rest = whole[:start] or (self.start,), whole[start:]
         if not rest:
             raise UserError(f"continuation {continuation!r}: adds no token to its prompt")
         # The last token of a continuation is predicted and not read.

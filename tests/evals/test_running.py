@@ -27,7 +27,7 @@ from depthgrow_jax.model import ModelConfig, apply, init, layer_program, reorder
 from depthgrow_jax.probes.inputs import Subject
 
 BYTES = BytesTokenizer(DataConfig().separator, DataConfig().mask_token)
-ENCODER = Encoder(BYTES, (256,), 64)
+ENCODER = Encoder(BYTES, (256,), 257, 64)
 CFG = ModelConfig(vocab_size=258, width=16, heads=2, mlp_dim=24)
 ITEMS = [
     Choice("2+2=", (" 4", " 22", " 5 "), 0, group="sum"),
@@ -165,17 +165,20 @@ def test_where_a_continuation_begins():
     """A token that spans the border belongs to the continuation."""
     backend = train_bpe(["abab abab cdcd"] * 50, 270, ("<s>", "<m>"))
     tokenizer = SubwordTokenizer(backend, 270, 0, 1, "x")
-    encoder = Encoder(tokenizer, (0,), 64)
+    encoder = Encoder(tokenizer, (0,), 1, 64)
     context, continuation = encoder.request("aba", "b cdcd")
     whole = (0, *tokenizer.encode("abab cdcd"))
     alone = (0, *tokenizer.encode("aba"))
     assert context + continuation == whole and whole[: len(alone)] != alone
     assert alone[: len(context)] == context
     assert encoder.request("", "abab") == ((0,), tuple(tokenizer.encode("abab")))
+    bare = encoder._replace(prefix=())
+    assert bare.request("", "abab") == ((1,), tuple(tokenizer.encode("abab"))) and bare.prompt("") == (1,)
+    assert bare.request("ab", " cdcd")[0][0] not in (0, 1)
 
 
 def test_long_texts_lose_their_beginning():
-    encoder = Encoder(BYTES, (256,), 8)
+    encoder = Encoder(BYTES, (256,), 257, 8)
     context, continuation = encoder.request("0123456789", "ab")
     # 8 tokens are read: seven of context, and a, from which b is predicted.
     assert bytes(context) == b"3456789" and bytes(continuation) == b"ab"

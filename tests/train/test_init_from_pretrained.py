@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,12 @@ from tests.interop import tiny_hf  # noqa: E402
 DEPTH = 4
 UPSCALED = (0, 1, 2, 1, 2, 3)  # SOLAR: the first three layers, then the last three
 EXPANDED = (0, 1, 1, 2, 3, 3)  # LLaMA-Pro: a copy after every second layer
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
 CONSTANT = {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0}
 # A run of one step that changes nothing (its rate is 0 in float32): its loss is that of the start.
 STILL = {"train": {"steps": 1}, "optimizer": {**CONSTANT, "name": "sgd", "learning_rate": 1e-46}}
