@@ -43,7 +43,6 @@ def test_a_task_file_from_command_to_table(run, tmp_path):
     assert_refused(
         changed, r"lambada.json: was made with other settings \(limit was 3, now 2\); use --out=DIR"
     )
-    del other
 
 
 def test_two_runs_and_an_order(run, tmp_path):
