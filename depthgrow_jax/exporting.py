@@ -55,7 +55,9 @@ def export_network(
         vocabulary=vocabulary,
         lineage=_lineage(loaded, order),
     )
-    print(f"{loaded.facts['run']}: {program.steps} layers, {dtype}: {pathlib.Path(out).expanduser()}")
+    print(
+        f"{loaded.facts['run']}: {program.steps} layers, {dtype}, written to {pathlib.Path(out).expanduser()}"
+    )
     return 0
 
 

@@ -53,8 +53,6 @@ def continue_texts(
     loaded = load_network(place, step, flag=flag, mesh=_ONE_DEVICE)
     if not loaded.subject.cfg.causal:
         raise UserError(f"{flag}={place!r}: is a bidirectional model, which does not continue texts")
-    if loaded.pretrained is not None and loaded.pretrained.vocabulary is None:
-        raise UserError(f"{flag}={place!r}: comes without a tokenizer, which must lie beside the weights")
     tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
     ids = [encode_prompt(prompt, tokenizer, vocabulary, loaded.subject.cfg.vocab_size) for prompt in prompts]
     _check_room(prompts, ids, max_tokens, loaded.context)

@@ -32,11 +32,11 @@ def requests_of(item: Item, before: str, encoder: Encoder) -> list[Request]:
       before: few-shot examples.
     """
     if isinstance(item, Choice):
-        return [encoder.request(before + item.prompt, choice) for choice in item.choices]
+        return encoder.requests(before + item.prompt, item.choices)
     if isinstance(item, Substitution):
-        return [encoder.request(before + prompt, item.target) for prompt in item.prompts]
+        return [encoder.requests(before + prompt, [item.target])[0] for prompt in item.prompts]
     if isinstance(item, Completion):
-        return [encoder.request(before + item.prompt, item.target)]
+        return encoder.requests(before + item.prompt, [item.target])
     return []
 
 

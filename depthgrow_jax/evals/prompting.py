@@ -31,15 +31,21 @@ class Encoder(NamedTuple):
         ids = (*self.prefix, *self.tokenizer.encode(text)) or (self.start,)
         return ids[-(self.context - room) :] if len(ids) > self.context - room else ids
 
-    def request(self, prompt: str, continuation: str) -> Request:
-        """How likely `continuation` is after `prompt`, as the tokenizer reads both together.
+    def requests(self, prompt: str, continuations: Sequence[str]) -> list[Request]:
+        """How likely each of `continuations` is after `prompt`, as the tokenizer reads both together.
 
-        The continuation begins where the ids of the whole text leave those of the prompt: a token that spans
+        A continuation begins where the ids of the whole text leave those of the prompt: a token that spans
         the border belongs to it. Raises `UserError` for a continuation that adds no token, or one longer than
         the context.
         """
-        whole = (*self.prefix, *self.tokenizer.encode(prompt + continuation))
         alone = (*self.prefix, *self.tokenizer.encode(prompt))
+        texts = self.tokenizer.encode_batch([prompt + continuation for continuation in continuations])
+        return [
+            self._request(alone, (*self.prefix, *ids.tolist()), continuation)
+            for ids, continuation in zip(texts, continuations, strict=True)
+        ]
+
+    def _request(self, alone: tuple[int, ...], whole: tuple[int, ...], continuation: str) -> Request:
         pairs = enumerate(zip(whole, alone, strict=False))
         start = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(alone)))
         context, rest = whole[:start] or (self.start,), whole[start:]

@@ -64,7 +64,7 @@ class Rows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Trees behind a common prefix (ids, maybe none), and their rows; `linear`: no row has two branches."""
+    """Trees behind a common prefix (ids, maybe none), and their rows; `linear`: no row reads two branches."""
 
     prefix: tuple[int, ...]
     trees: list[Tree]
@@ -109,7 +109,8 @@ def batches(requests: Sequence[Request], batch_tokens: int, multiple: int = 1) -
                 prefix,
                 chosen,
                 _rows(chosen, length, count, len(prefix)),
-                all(len(tree.branches) == 1 for tree in chosen),
+                # A branch of one token is predicted, not read.
+                all(sum(len(branch) > 1 for branch in tree.branches) <= 1 for tree in chosen),
             )
 
 

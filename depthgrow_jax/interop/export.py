@@ -176,6 +176,8 @@ def _write_weights(
             place / file,
             metadata,
         )
+        # save_file makes files that their owner alone may read.
+        (place / file).chmod((place / "config.json").stat().st_mode)
     if total > 1:
         sizes = {"total_parameters": sum(counts.values()), "total_size": sum(counts.values()) * itemsize}
         where = {name: file for file, names in zip(files, shards, strict=True) for name in names}

@@ -166,28 +166,30 @@ def test_where_a_continuation_begins():
     backend = train_bpe(["abab abab cdcd"] * 50, 270, ("<s>", "<m>"))
     tokenizer = SubwordTokenizer(backend, 270, 0, 1, "x")
     encoder = Encoder(tokenizer, (0,), 1, 64)
-    context, continuation = encoder.request("aba", "b cdcd")
+    context, continuation = encoder.requests("aba", ["b cdcd"])[0]
     whole = (0, *tokenizer.encode("abab cdcd"))
     alone = (0, *tokenizer.encode("aba"))
     assert context + continuation == whole and whole[: len(alone)] != alone
     assert alone[: len(context)] == context
-    assert encoder.request("", "abab") == ((0,), tuple(tokenizer.encode("abab")))
+    assert encoder.requests("", ["abab"])[0] == ((0,), tuple(tokenizer.encode("abab")))
     bare = encoder._replace(prefix=())
-    assert bare.request("", "abab") == ((1,), tuple(tokenizer.encode("abab"))) and bare.prompt("") == (1,)
-    assert bare.request("ab", " cdcd")[0][0] not in (0, 1)
+    assert bare.requests("", ["abab"])[0] == ((1,), tuple(tokenizer.encode("abab"))) and bare.prompt("") == (
+        1,
+    )
+    assert bare.requests("ab", [" cdcd"])[0][0][0] not in (0, 1)
 
 
 def test_long_texts_lose_their_beginning():
     encoder = Encoder(BYTES, (256,), 257, 8)
-    context, continuation = encoder.request("0123456789", "ab")
+    context, continuation = encoder.requests("0123456789", ["ab"])[0]
     # 8 tokens are read: seven of context, and a, from which b is predicted.
     assert bytes(context) == b"3456789" and bytes(continuation) == b"ab"
     assert bytes(encoder.prompt("0123456789", room=3)) == b"56789"
     assert encoder.prompt("01") == (256, 48, 49)
     with pytest.raises(UserError, match=r"continuation of 9 tokens: does not fit into the 8"):
-        encoder.request("x", "123456789")
+        encoder.requests("x", ["123456789"])[0]
     with pytest.raises(UserError, match="adds no token"):
-        encoder.request("x", "")
+        encoder.requests("x", [""])[0]
 
 
 def test_orders_of_sweeps():

@@ -244,3 +244,8 @@ def test_what_a_killed_export_leaves_is_not_the_target_and_goes_with_the_next(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "out"])
     config = json.loads((out / "config.json").read_text())
     assert config["num_hidden_layers"] == DEPTH and read_tensors(out)
+
+
+def test_weights_may_be_read_by_those_who_may_read_the_other_files(tmp_path):
+    write(tmp_path / "out")
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
