@@ -73,8 +73,9 @@ def test_a_run_is_exported_continued_and_probed(run, tmp_path):
     assert all(outcome["code"] == 0 for outcome in outcomes.values()), outcomes
     out = {name: outcome["out"] for name, outcome in outcomes.items()}
 
-    assert out["export"] == f"out: 2 layers, float32: {tmp_path / 'home' / 'exported'}\n"
-    assert out["export looped"] == "out: 4 layers, float32: new/looped\n"
+    exported = f"out: 2 layers, float32, written to {tmp_path / 'home' / 'exported'}\n"
+    assert out["export"] == exported
+    assert out["export looped"] == "out: 4 layers, float32, written to new/looped\n"
     assert out["run"].startswith("text number 1") and len(out["run"]) > 40
     assert out["model"] == out["run"] != out["run looped"] == out["model looped"]
 
@@ -121,7 +122,7 @@ def test_a_pretrained_model_is_exported_continued_and_probed(tmp_path):
     )
     for outcome in (export, model, exported, first, again):
         assert outcome["code"] == 0, outcome
-    assert export["out"] == "hf:good: 2 layers, float32: out\n"
+    assert export["out"] == "hf:good: 2 layers, float32, written to out\n"
     assert model["out"] == exported["out"] and len(model["out"]) > 40
     assert "already done" not in first["err"] and "geometry: already done" in again["err"]
     assert first["out"] == again["out"] and first["out"].startswith("hf:good: probes\n")
@@ -211,7 +212,7 @@ def test_wrong_commands_are_refused_in_one_line(place):
         f"generate {good} --prompt=a --step=0": [r"--step=0: is for --run"],
         f"generate {good} --prompt=a --top_p=0": [r"--top_p=0.0: must lie in \(0, 1\]"],
         f"generate {good} --prompt=a --temperature=hot": [r"temperature.*hot"],
-        "generate --model=hf:bare --prompt=a": [r"--model='hf:bare': comes without a tokenizer"],
+        "generate --model=hf:bare --prompt=a": [r"hf:bare: comes without a tokenizer, which must lie"],
         "generate --model=good --prompt=a": [r"--model='good': is no model; must be hf:DIR"],
         f"probe {SHOWN} {good}": [r"--model='hf:good': has no directory of its own.*--out"],
         f"probe {SHOWN} {good} --out=out --step=2": [r"--step=2: is for --run"],
@@ -220,7 +221,7 @@ def test_wrong_commands_are_refused_in_one_line(place):
         ],
         f"probe {SHOWN} {good} --out=out --other=hf:rope": broken["hf:rope"],
         f"probe {SHOWN} --model=hf:bare --out=out": [
-            r"data.tokenizer='hf:bare': comes without a tokenizer; give the path of a tokenizer.json"
+            r"data.tokenizer='hf:bare': comes without a tokenizer; give a tokenizer.json with --config.data"
         ],
         f"probe --run=x {SHOWN} --out=out": [r"--config.data: is the text of a pretrained network"],
     }

@@ -141,11 +141,14 @@ def test_a_model_without_tokenizer_needs_one_that_is_named(saved, tmp_path):
     _, _, text = saved
     tiny_hf.make(tmp_path / "bare", "llama", vocab_size=ROWS)
     reference = f"hf:{tmp_path / 'bare'}"
+    loaded = load_pretrained(reference, text, mesh=ONE_DEVICE)
     with pytest.raises(UserError) as caught:
-        corpus_of(load_pretrained(reference, text, mesh=ONE_DEVICE), print)
-    assert str(caught.value) == (
-        f"data.tokenizer={reference!r}: comes without a tokenizer; give the path of a tokenizer.json"
+        corpus_of(loaded, print)
+    assert str(caught.value).startswith(
+        f"data.tokenizer={reference!r}: comes without a tokenizer; give a tokenizer.json with "
     )
+    with pytest.raises(UserError, match=rf"^{reference}: comes without a tokenizer, which must lie beside"):
+        tokenizer_of(loaded, print)
     train_bpe(TEXTS, 270, ("<|endoftext|>",)).save(str(tmp_path / "tokenizer.json"))
     text = dataclasses.replace(text, tokenizer=str(tmp_path / "tokenizer.json"))
     loaded = load_pretrained(reference, text, mesh=ONE_DEVICE)
