@@ -19,6 +19,7 @@ Exit codes: 0 done; 2 something to mend in the command, config or files (one lin
 before the first step, or between probes, of which the finished are kept.
 """
 
+import io
 import os
 import pathlib
 import re
@@ -340,6 +341,14 @@ def _wrong_value(config: ConfigDict, error: Exception) -> str:
     return f"{override[1]}={override[2]!r}: {legal}"
 
 
+def _check_homes() -> None:
+    """Raises `UserError` for a path that begins with the home of somebody who is not there."""
+    for name in ("workdir", "run", "model", "other", "out", "figure"):
+        path = (FLAGS[name].value or "").removeprefix("hf:").removeprefix("gguf:")
+        if path.startswith("~") and os.path.expanduser(path).startswith("~"):
+            raise UserError(f"--{name}={FLAGS[name].value!r}: no such user, or no home directory")
+
+
 def _parse(argv: list[str]) -> str:
     """Reads the flags and returns the verb. Raises `UserError` for what absl or ml_collections refuse."""
     # ml_collections describes a faulty config file or override in many lines: both are looked at first.
@@ -353,6 +362,7 @@ def _parse(argv: list[str]) -> str:
     except Exception as error:  # absl and ml_collections raise many kinds
         message = _first_line(error) if config is None else _wrong_value(config, error)
         raise UserError(message) from error
+    _check_homes()
     if not FLAGS["verbosity"].present:
         # What the libraries warn of is not for the reader of a progress bar.
         logging.set_verbosity(logging.ERROR)
@@ -385,4 +395,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character shows its number.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main(sys.argv))

@@ -81,6 +81,10 @@ def encode_prompt(
 
     Raises `UserError` for ids that a network of `vocab_size` has no embedding for, and if there are none.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--prompt={prompt!r}: is not valid UTF-8") from None
     ids = [*(vocabulary.prefix if vocabulary else ()), *tokenizer.encode(prompt)]
     bad = next((i for i in ids if i >= vocab_size), None)
     require(bad is None, "--prompt", prompt, f"holds token id {bad}, outside the vocabulary of {vocab_size}")

@@ -80,10 +80,16 @@ def probe_network(
     name, config, text, mesh = plan
     probes = tuple(probe for probe in PROBES if not config.probes or probe in config.probes)
     _check_places(place, flag, text, out, other)
-    loaded = load_network(place, step, flag=flag, text=text, dtype=config.dtype, mesh=mesh)
+    shown: dict[str, Any] = {
+        "text": text,
+        "length": config.prompts.length,
+        "dtype": config.dtype,
+        "mesh": mesh,
+    }
+    loaded = load_network(place, step, flag=flag, **shown)
     rival = None
     if other:
-        rival = load_network(other, flag="--other", text=text, dtype=config.dtype, mesh=mesh)
+        rival = load_network(other, flag="--other", **shown)
     corpus = corpus_of(loaded, _line)
     if rival is not None:
         probe_job.check_same_tokens(loaded, rival, corpus, corpus_of(rival, _line))

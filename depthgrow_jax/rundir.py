@@ -30,7 +30,11 @@ def read_json(path: pathlib.Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except (
+        ValueError,
+        RecursionError,
+        OSError,
+    ) as error:  # not JSON, not UTF-8, numbers or nesting beyond all
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 

@@ -88,6 +88,7 @@ def load_network(
     *,
     flag: str,
     text: DataConfig | None = None,
+    length: int = 0,
     dtype: str = "float32",
     mesh: MeshConfig = _ALL_DEVICES,
 ) -> Loaded:
@@ -95,6 +96,7 @@ def load_network(
 
     Args:
       text: what a pretrained network is shown; None where nothing is. A run has its own.
+      length: tokens of that text in a sequence; 0 for 256.
       (the others as in `load_subject`)
 
     Raises `UserError` as `load_subject` and `interop.open_model`, and for a step of a pretrained network.
@@ -103,11 +105,16 @@ def load_network(
         return load_subject(place, step, dtype=dtype, mesh=mesh, flag=flag)
     if step is not None:
         raise UserError(f"--step={step}: is for --run; {flag}={place!r} has no steps")
-    return load_pretrained(place, text or DataConfig(), dtype=dtype, mesh=mesh)
+    return load_pretrained(place, text or DataConfig(), length=length, dtype=dtype, mesh=mesh)
 
 
 def load_pretrained(
-    reference: str, text: DataConfig, *, dtype: str = "float32", mesh: MeshConfig = _ALL_DEVICES
+    reference: str,
+    text: DataConfig,
+    *,
+    length: int = 0,
+    dtype: str = "float32",
+    mesh: MeshConfig = _ALL_DEVICES,
 ) -> Loaded:
     """A pretrained network, on the devices of the mesh.
 
@@ -121,7 +128,7 @@ def load_pretrained(
     devices = make_mesh(mesh, _NO_ROWS)
     abstract = abstract_params(pretrained.cfg, pretrained.depth)
     params = pretrained.params(state_shardings(devices, abstract))
-    length = min(TrainConfig.sequence_length, pretrained.context)
+    length = min(length or TrainConfig.sequence_length, pretrained.context)
     own = text
     if text.tokenizer == DataConfig.tokenizer:
         own = dataclasses.replace(text, tokenizer=reference)

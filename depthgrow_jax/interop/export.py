@@ -217,8 +217,8 @@ def free_directory(directory: str | os.PathLike) -> pathlib.Path:
         target = resolve_directory(os.fspath(directory), "--out").resolve()
         if target.exists() and any(target.iterdir()):
             raise UserError(f"{named}: exists and is not empty; must be a new or an empty directory")
-    except OSError as error:
-        raise UserError(f"{named}: cannot be read ({error.strerror})") from None
+    except (OSError, RuntimeError) as error:  # a symlink loop is a RuntimeError until Python 3.13
+        raise UserError(f"{named}: cannot be read ({error})") from None
     if os.path.ismount(target):
         raise UserError(f"{named}: is a mount point; must be a directory inside it, which can be renamed")
     above = next(parent for parent in target.parents if parent.exists())

@@ -18,7 +18,7 @@ from depthgrow_jax.model.rotary import inverse_frequencies
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _ROPE_FREQS = "rope_freqs.weight"
 _DEFAULT_THETA = 10000.0
-_MOST = 2**31 - 1  # Sizes of arrays are 32-bit numbers to JAX.
+_MOST = 2**24  # No size of a model comes near; arrays of such sizes are made before tensors are looked at.
 _BIAS = re.compile(r"blk\.\d+\.(\w+)\.bias")
 # Read by `describe`.
 _KNOWN = {"vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length"}

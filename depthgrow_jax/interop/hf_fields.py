@@ -1,7 +1,7 @@
 """Typed access to JSON objects that somebody else wrote."""
 
-import math
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +9,9 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.rundir import read_json
 
 _SHOWN = 80  # characters of a value in an error
+# No size of a model comes near; what is beyond would be allocated before its tensors are looked at.
+MOST = 2**24
+_LARGEST = sys.float_info.max
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -51,20 +54,20 @@ class Fields:
             raise self.error(name, legal)
 
     def integer(self, name: str) -> int:
-        """An integer of at least 1."""
+        """An integer of 1 to `MOST`."""
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, "must be an integer of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise self.error(name, f"must be an integer of at least 1, at most {MOST}")
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """An integer of at least 1, or null."""
+        """An integer of 1 to `MOST`, or null."""
         return None if self.get(name) is None else self.integer(name)
 
     def number(self, name: str) -> float:
         """A finite number above 0."""
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             raise self.error(name, "must be a finite number above 0")
         return float(value)
 

@@ -147,6 +147,12 @@ def _opened(path: pathlib.Path) -> Any:
 def _check_shapes(files: list[pathlib.Path], description: Description) -> None:
     """Compares headers with the architecture."""
     cfg, depth, _ = description
+    count = 0
+    for path in files:
+        with _opened(path) as file:
+            count += len(file.keys())
+    if depth > count:  # before a list of its tensors is made
+        raise UserError(f"{files[0]}: holds {count} tensors, too few for the {depth} layers of {CONFIG}")
     expected, seen = shapes(cfg, depth), {}
     for path in files:
         with _opened(path) as file:

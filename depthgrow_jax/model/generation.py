@@ -22,6 +22,7 @@ from depthgrow_jax.model.transformer import Params, depth_of
 _CHUNK = 16
 _SHORTEST = 16
 _NO_END = -1
+_COLDEST = 1e-6
 
 
 class Sampling(NamedTuple):
@@ -29,7 +30,7 @@ class Sampling(NamedTuple):
 
     Attributes:
       temperature: divides the logits; 0 takes the most likely token.
-      top_k: draws among the k most likely tokens; 0: all.
+      top_k: draws among the k most likely tokens, and those as likely as the last of them; 0: all.
       top_p: draws among the most likely tokens whose probability reaches p together (nucleus sampling, arXiv
         1904.09751), at least one; 1: all.
     """
@@ -54,7 +55,8 @@ class Continuation(NamedTuple):
 def check_sampling(sampling: Sampling, flag: str = "") -> None:
     """Raises `UserError` for a value that is not legal; `flag` stands before its name."""
     temperature, top_k, top_p = sampling
-    require(0 <= temperature < float("inf"), f"{flag}temperature", temperature, "must be 0 (greedy) or more")
+    legal = temperature == 0 or _COLDEST <= temperature < float("inf")
+    require(legal, f"{flag}temperature", temperature, f"must be 0 (greedy) or at least {_COLDEST}")
     require(top_k >= 0, f"{flag}top_k", top_k, "must be 0 (all) or more")
     require(0 < top_p <= 1, f"{flag}top_p", top_p, "must lie in (0, 1]")
 
@@ -71,7 +73,8 @@ def next_tokens(logits: Float[Array, "B V"], keys: jax.Array, sampling: Sampling
     """One token a row. `keys [B]`, one a row, so that a row's draw does not depend on the others."""
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
+    # The largest becomes 0, so that no temperature makes it infinite.
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
     if sampling.top_k:
         kept = min(sampling.top_k, logits.shape[-1])
         least = jax.lax.top_k(logits, kept)[0][:, -1:]

@@ -145,7 +145,8 @@ def pretrained_model(spec: RunSpec) -> Pretrained:
 
 def _check_same_network(spec: RunSpec, theirs: dict[str, Any], depth: int, what: str, instead: str) -> None:
     """Raises `UserError` unless a network is one of the run's first stage."""
-    field, ours = f"init_from.path={spec.init_from.path!r}", architecture(spec.model)
+    field, ours = f"init_from.path={spec.init_from.path!r}", _resolved(architecture(spec.model))
+    theirs = _resolved(theirs)
     if theirs != ours:
         names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
         shown = "; ".join(f"model.{n} there {theirs.get(n)!r}, here {ours.get(n)!r}" for n in names)
@@ -156,6 +157,14 @@ def _check_same_network(spec: RunSpec, theirs: dict[str, Any], depth: int, what:
             f"{field}: {what} has depth {depth}, this run starts at depth {start}; "
             f"set growth.start_depth={depth}{instead}"
         )
+
+
+def _resolved(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an architecture, with what stands for a default written out: equal networks compare equal."""
+    fields = architecture(ModelConfig()) | fields
+    heads, width = fields["heads"], fields["width"]
+    kv_heads, head_dim = fields["kv_heads"] or heads, fields["head_dim"] or width // heads
+    return fields | {"kv_heads": kv_heads, "head_dim": head_dim}
 
 
 def from_pretrained(setup: Setup) -> TrainState:

@@ -190,7 +190,7 @@ def test_the_fingerprint_changes_with_a_weight(tmp_path):
     [
         ({"general.architecture": "gemma2"}, None),
         ({"llama.block_count": None}, "FILE: metadata key llama.block_count is missing"),
-        ({"llama.block_count": 0}, "FILE: llama.block_count=0: must be a whole number of 1 to 2147483647"),
+        ({"llama.block_count": 0}, "FILE: llama.block_count=0: must be a whole number of 1 to 16777216"),
         ({"llama.block_count": 3}, "FILE: tensor blk.2.attn_norm.weight is missing"),
         ({"llama.block_count": 2000000000}, "FILE: tensor blk.1999999999.attn_norm.weight is missing"),
         ({"llama.feed_forward_length": 4000000000}, "llama.feed_forward_length=4000000000: must be a whole"),

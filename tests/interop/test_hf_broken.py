@@ -169,3 +169,32 @@ def test_references_that_name_nothing(reference):
 def test_a_reference_to_a_file(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert "is a file" in refusal(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "tensors, too few for the 1000000 layers of config.json"),
+        (
+            {"num_hidden_layers": 10**30},
+            "num_hidden_layers=1000000000000000000000000000000: must be an integer",
+        ),
+        ({"head_dim": 10**20}, "head_dim=100000000000000000000: must be an integer of at least 1, at most"),
+        ({"vocab_size": 2**31}, "vocab_size=2147483648: must be an integer"),
+        ({"rms_norm_eps": 10**400}, "must be a finite number above 0"),
+    ],
+    ids=["layers", "huge_layers", "head_dim", "vocabulary", "eps"],
+)
+def test_sizes_that_no_model_has_are_refused_at_once(saved, fields, message):
+    tiny_hf.edit_config(saved[0], **fields)
+    assert message in refusal(saved[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":' * 20000 + "1" + "}" * 20000, '{"a": ' + "9" * 5000 + "}", "\udcff"],
+    ids=["deep", "long", "bytes"],
+)
+def test_a_config_that_is_no_json(saved, text):
+    (saved[0] / "config.json").write_text(text, errors="surrogateescape")
+    assert "config.json: cannot be read" in refusal(saved[0])

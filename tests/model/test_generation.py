@@ -149,6 +149,13 @@ def test_draws_have_the_right_odds(sampling):
     np.testing.assert_allclose(share, want, atol=5 * np.sqrt(0.25 / draws))
 
 
+def test_cold_is_greedy():
+    logits = jnp.asarray([[5.0, -3.0, 40.0, 2.0, 1.0]])
+    keys = jax.random.split(jax.random.key(0), 1)
+    for sampling in (Sampling(1e-6), Sampling(1e-6, top_p=0.5), Sampling(1e-6, top_k=2)):
+        assert next_tokens(logits, keys, sampling).tolist() == [2]
+
+
 def test_buckets():
     assert [bucket(n) for n in (1, 16, 17, 24, 25, 33, 49, 65, 100, 513)] == [
         16,
@@ -168,6 +175,7 @@ def test_refusals(params):
     for sampling, message in (
         (Sampling(-1.0), r"temperature=-1.0: must be 0"),
         (Sampling(float("nan")), r"temperature=nan: must be"),
+        (Sampling(1e-38), r"temperature=1e-38: must be 0 \(greedy\) or at least 1e-06"),
         (Sampling(1.0, -1), r"top_k=-1: must be 0"),
         (Sampling(1.0, 0, 0.0), r"top_p=0.0: must lie in \(0, 1\]"),
         (Sampling(1.0, 0, 1.5), r"top_p=1.5: must lie"),

@@ -98,5 +98,15 @@ def test_scratch_comes_last(tmp_path):
 def test_another_architecture_is_refused(uninterrupted, tmp_path):
     """Equal shapes, another function: four heads of 4 for two of 8."""
     heads = tiny_config(**EVERYTHING).model.heads * 2
-    with pytest.raises(UserError, match=rf"architecture \(model.heads there {heads // 2}, here {heads}"):
+    with pytest.raises(UserError, match=rf"architecture \(.*model.heads there {heads // 2}, here {heads}"):
         follower(tmp_path, uninterrupted(EVERYTHING), model={"heads": heads})
+
+
+def test_defaults_written_out_are_the_same_network(uninterrupted, tmp_path):
+    """`kv_heads=0` means as many as there are heads: what an exported config says outright."""
+    model = tiny_config(**EVERYTHING).model
+    fields = {"kv_heads": model.num_kv_heads, "head_dim": model.head_width}
+    assert (model.kv_heads, model.head_dim) == (0, 0)
+    run = follower(tmp_path, uninterrupted(EVERYTHING), model=fields)
+    params = jax.tree.map(np.asarray, from_other_run(run.setup).params)
+    assert_same_arrays(params, stored(uninterrupted(EVERYTHING), 12))
