@@ -15,6 +15,7 @@ def run(tmp_path_factory):
     return trained(tmp_path_factory.getbasetemp())
 
 
+@pytest.mark.slow
 def test_a_task_file_from_command_to_table(run, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "foundry").mkdir()
@@ -45,6 +46,7 @@ def test_a_task_file_from_command_to_table(run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_two_runs_and_an_order(run, tmp_path):
     (tmp_path / "home").mkdir()
     command = f"eval --run={run} --other={run} --step=4 --tasks=assign_basic_0 --limit=8"

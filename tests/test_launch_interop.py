@@ -99,6 +99,7 @@ def test_a_run_is_exported_continued_and_probed(run, tmp_path):
     assert_refused(refused["no other"], r"linear_maps.json: .*\(other was '\w+ step 0', now ''\)")
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_is_exported_continued_and_probed(tmp_path):
     """The same for what was trained elsewhere, without a run: files in, files out."""
     (tmp_path / "home").mkdir()

@@ -121,6 +121,7 @@ def texts_of(directory, requests):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["plain", "prefixed"])
 def test_generated_texts(which, request):
     directory = request.getfixturevalue(which)
@@ -152,6 +153,7 @@ def test_a_text_ends_on_the_end_token(tmp_path, plain):
     assert any(0 < len(model.tok_encode(text)) < 12 for text in got)
 
 
+@pytest.mark.slow
 def test_a_program_is_the_network_whose_layers_lie_in_its_order(tmp_path, plain):
     order = tiny.checkpoint(tmp_path / "out", order=(1, 0, 1))
     requests = tiny.instances("loglikelihood", PAIRS[:4])
@@ -191,6 +193,7 @@ def test_a_run_is_its_export(tmp_path_factory, tmp_path):
             np.testing.assert_allclose(np.array(got), np.array(want), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tasks_have_equal_metrics(plain, tmp_path, monkeypatch):
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")  # a fork below JAX's threads, for intervals of chrf
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)  # runs pip for seconds
@@ -219,6 +222,7 @@ def test_tasks_have_equal_metrics(plain, tmp_path, monkeypatch):
     assert answers[0] == answers[1] and len(set(map(tuple, answers[0]))) > 1
 
 
+@pytest.mark.slow
 def test_sampling(plain):
     """It follows the seed, and repeats of a context differ."""
     model = ours(plain)
@@ -309,6 +313,7 @@ def test_requests_that_are_refused(plain):
         model.apply_chat_template([{"role": "user", "content": "the cat"}])
 
 
+@pytest.mark.slow
 def test_the_command(plain, tmp_path, monkeypatch, capsys):
     """It is lm_eval's, and knows the model; what a user can mend is one line."""
     assert get_model("depthgrow") is DepthgrowLM
