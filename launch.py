@@ -282,7 +282,7 @@ def _load(argument: str) -> ConfigDict:
     path, *variant = argument.split(":", 1)
     if not os.path.isfile(path):
         raise UserError(
-            f"--config={argument}: {path} is no file; for example --config={CONFIGS / 'quickstart.py'}"
+            f"--config={argument}: no such file; for example --config={CONFIGS / 'quickstart.py'}"
         )
     try:
         names = runpy.run_path(path)

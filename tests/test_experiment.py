@@ -6,6 +6,7 @@ import shutil
 import pytest
 from toys import MASK, SEPARATOR, TINY, VOCABULARY, ToyBatches, lines_of, merged, stop_after
 
+from depthgrow_jax import corpora
 from depthgrow_jax import experiment as glue
 from depthgrow_jax.config import base_config, parse
 from depthgrow_jax.errors import Preempted, UserError
@@ -49,7 +50,7 @@ def loads(monkeypatch):
         calls.append((cfg, sequence_length, vocab_size, masked))
         return Checked(sequence_length)
 
-    monkeypatch.setattr(glue, "load", load)
+    monkeypatch.setattr(corpora, "load", load)
     assert (SEPARATOR, MASK) < (VOCABULARY, VOCABULARY)
     return calls
 

@@ -235,7 +235,9 @@ def test_smoke_config_through_the_real_command(tmp_path):
     running = subprocess.Popen(
         command, cwd=tmp_path, env=one_device, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    while running.poll() is None and not (workdir / "lidas" / "seed0" / "metrics.jsonl").exists():
+    written = workdir / "lidas" / "seed0" / "metrics.jsonl"
+    # A line of it: the run's steps have begun.
+    while running.poll() is None and not (written.exists() and written.stat().st_size):
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=300)
