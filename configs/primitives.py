@@ -1,4 +1,4 @@
-"""Variable assignment, learned from scratch: static, MIDAS and LIDAS to the same depth.
+"""Variable assignment as training text: static, MIDAS and LIDAS to the same depth.
 
     python launch.py train --config=configs/primitives.py --workdir=runs/primitives
 
