@@ -87,7 +87,7 @@ def test_a_run_is_exported_continued_and_probed(run, tmp_path):
     assert header["config_hash"] == open_model(exported).fingerprint
     assert header["other"]["config_hash"] == open_model(other).fingerprint
     assert header["run"] == "hf:~/exported" and header["other"]["run"] == "hf:new/looped"
-    shown = corpus_of(load_pretrained(exported, text, mesh=MeshConfig(data=1)), print)
+    shown = corpus_of(load_pretrained(exported, text, length=16, mesh=MeshConfig(data=1)), print)
     assert header["data_hash"] == shown.data_hash != ""
     assert header["prompts"]["source"] == "validation split of the text that it is shown"
     _, header = results.load(tmp_path / "file" / "geometry.json")
