@@ -144,7 +144,7 @@ def refusal(place, prompts=("a",), **changes) -> str:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": Sampling(-0.5)}, "--temperature=-0.5: must be 0 (greedy) or more"),
+        ({"sampling": Sampling(-0.5)}, "--temperature=-0.5: must be 0 (greedy) or at least 1e-06"),
         ({"sampling": Sampling(1.0, -1)}, "--top_k=-1: must be 0 (all) or more"),
         ({"sampling": Sampling(1.0, 0, 2.0)}, "--top_p=2.0: must lie in (0, 1]"),
         ({"max_tokens": 0}, "--max_tokens=0: must be at least 1"),

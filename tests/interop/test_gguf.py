@@ -192,7 +192,7 @@ def test_the_fingerprint_changes_with_a_weight(tmp_path):
         ({"llama.block_count": None}, "FILE: metadata key llama.block_count is missing"),
         ({"llama.block_count": 0}, "FILE: llama.block_count=0: must be a whole number of 1 to 16777216"),
         ({"llama.block_count": 3}, "FILE: tensor blk.2.attn_norm.weight is missing"),
-        ({"llama.block_count": 2000000000}, "FILE: tensor blk.1999999999.attn_norm.weight is missing"),
+        ({"llama.block_count": 16000000}, "FILE: tensor blk.15999999.attn_norm.weight is missing"),
         ({"llama.feed_forward_length": 4000000000}, "llama.feed_forward_length=4000000000: must be a whole"),
         (
             {"llama.block_count": 1},
