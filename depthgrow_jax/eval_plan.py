@@ -6,8 +6,9 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from depthgrow_jax.config import from_dict, to_dict
-from depthgrow_jax.errors import UserError, require
+from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.config import EvalConfig, validate
+from depthgrow_jax.rundir import check_name
 from depthgrow_jax.train.config import MeshConfig, validate_mesh
 
 
@@ -41,8 +42,7 @@ def parse(config: ConfigDict, tasks: Sequence[str] = (), limit: int | None = Non
     if limit is not None:
         fields["eval"]["limit"] = limit
     name = fields["name"]
-    plain = isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
-    require(plain, "name", name, "must be the name of a directory")
+    check_name(name)
     asked = from_dict(EvalConfig, fields["eval"], "eval.")
     validate(asked)
     mesh = from_dict(MeshConfig, fields["mesh"], "mesh.")

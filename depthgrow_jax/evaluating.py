@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,10 +29,10 @@ from depthgrow_jax.interop import is_reference
 from depthgrow_jax.model import Sampling, parse_order, reorder, unroll
 from depthgrow_jax.probes.inputs import Subject
 from depthgrow_jax.probes.lens import Translators
-from depthgrow_jax.probing import watch
 from depthgrow_jax.report.eval_table import eval_table
 from depthgrow_jax.rundir import locked, open_directory, read_json, write_json
 from depthgrow_jax.subjects import Loaded, load_network
+from depthgrow_jax.telling import line, watch
 
 FORMAT = 1
 _WRITTEN_AT_ONCE = 16
@@ -92,7 +91,7 @@ def evaluate_network(
     with locked(open_directory(directory, "--out" if out else flag)):
         for name in items:
             if name in done:
-                _line(f"{name}: already done")
+                line(f"{name}: already done")
                 continue
             result, found = _evaluate(name, ours, config, moved, translators)
             if theirs is not None:
@@ -123,7 +122,7 @@ def _reader(
     items: dict[str, tuple[Task, list[Item], list[Item] | None]],
     config: EvalConfig,
 ) -> _Reader:
-    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
+    tokenizer, vocabulary = tokenizer_of(loaded, line), vocabulary_of(loaded, line)
     prefix = vocabulary.prefix if vocabulary else ()
     encoder = Encoder(tokenizer, prefix, tokenizer.separator_id, loaded.context)
     asked = {
@@ -271,7 +270,3 @@ def _write_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome]) -> 
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     temporary.replace(path)
-
-
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 """The glue of `launch.py export`: a checkpoint of any stage, or a pretrained network, for the ecosystem."""
 
 import pathlib
-import sys
 from typing import Any
 
 import depthgrow_jax
@@ -10,6 +9,7 @@ from depthgrow_jax.errors import UserError, require_choice
 from depthgrow_jax.interop.export import DTYPES, check_export, export, free_directory
 from depthgrow_jax.model import parse_order, reorder
 from depthgrow_jax.subjects import Loaded, load_network
+from depthgrow_jax.telling import line
 from depthgrow_jax.train.config import MeshConfig
 
 _ONE_DEVICE = MeshConfig(data=1)
@@ -43,7 +43,7 @@ def export_network(
         program = reorder(program, parse_order(order, subject.steps))
     if loaded.config.train.objective != "causal":
         raise UserError(f"{flag}={place!r}: is a bidirectional model; no Llama-like class holds one")
-    vocabulary = vocabulary_of(loaded, _line)
+    vocabulary = vocabulary_of(loaded, line)
     check_export(subject.cfg, program.steps, out, dtype=dtype, context=loaded.context, vocabulary=vocabulary)
     export(
         subject.cfg,
@@ -66,7 +66,3 @@ def _lineage(loaded: Loaded, order: str | None) -> dict[str, Any]:
     names = ("run", "name", "step", "depth", "lineage", "operator", "config_hash", "data_hash", "seed")
     facts = {name: loaded.facts[name] for name in names}
     return facts | {"program": order, "depthgrow_jax": depthgrow_jax.__version__}
-
-
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

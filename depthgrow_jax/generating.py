@@ -1,6 +1,5 @@
 """The glue of `launch.py generate`: texts in, their continuations out."""
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from depthgrow_jax.interop import Vocabulary
 from depthgrow_jax.model import Sampling, Unrolled, check_sampling, generate, parse_order, reorder
 from depthgrow_jax.probes.inputs import Subject
 from depthgrow_jax.subjects import load_network
+from depthgrow_jax.telling import line
 from depthgrow_jax.train.config import MeshConfig
 
 # Rows of a batch go to one device: a generation is bound by the weights that it reads.
@@ -53,7 +53,7 @@ def continue_texts(
     loaded = load_network(place, step, flag=flag, mesh=_ONE_DEVICE)
     if not loaded.subject.cfg.causal:
         raise UserError(f"{flag}={place!r}: is a bidirectional model, which does not continue texts")
-    tokenizer, vocabulary = tokenizer_of(loaded, _line), vocabulary_of(loaded, _line)
+    tokenizer, vocabulary = tokenizer_of(loaded, line), vocabulary_of(loaded, line)
     ids = [encode_prompt(prompt, tokenizer, vocabulary, loaded.subject.cfg.vocab_size) for prompt in prompts]
     _check_room(prompts, ids, max_tokens, loaded.context)
     subject = loaded.subject
@@ -144,7 +144,3 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     """`text` up to the first of `stops`."""
     places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
     return text[: min(places)] if places else text
-
-
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

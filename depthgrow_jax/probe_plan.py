@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 from depthgrow_jax.config import from_dict, to_dict
 from depthgrow_jax.data.config import DataConfig
 from depthgrow_jax.data.config import validate as validate_data
-from depthgrow_jax.errors import UserError, require, require_choice
+from depthgrow_jax.errors import UserError, require_choice
 from depthgrow_jax.probes.config import PRESETS, ProbeConfig, validate
+from depthgrow_jax.rundir import check_name
 from depthgrow_jax.train.config import MeshConfig, validate_mesh
 
 # What a pretrained network is shown unless the config says otherwise: enough to hold out some of it.
@@ -64,8 +65,7 @@ def parse(config: ConfigDict, probes: Sequence[str] = ()) -> Plan:
     if probes:
         fields["probe"]["probes"] = tuple(probes)
     name = fields["name"]
-    plain = isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
-    require(plain, "name", name, "must be the name of a directory")
+    check_name(name)
     probe = from_dict(ProbeConfig, fields["probe"], "probe.")
     validate(probe)
     text = from_dict(DataConfig, fields["data"], "data.")

@@ -4,14 +4,12 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 import depthgrow_jax
 from depthgrow_jax import probe_job, results
@@ -31,6 +29,7 @@ from depthgrow_jax.prompts import facts, from_corpus, from_file, masking
 from depthgrow_jax.report.probe_table import probe_table
 from depthgrow_jax.rundir import locked, open_directory
 from depthgrow_jax.subjects import Loaded, load_network
+from depthgrow_jax.telling import line, watch
 
 # Fields of `ProbeConfig` that decide the numbers of every probe, and the groups that decide those of one.
 _SHARED = ("protect", "uncounted", "pooling", "headline", "dtype", "prompts")
@@ -50,7 +49,6 @@ _OWN = {
     "scores": ("ablation", "lens", "scores"),
 }
 _TWO_NETWORKS = ("linear_maps", "blocks")
-_LINE_SECONDS = 10.0
 
 
 def probe_network(
@@ -90,9 +88,9 @@ def probe_network(
     rival = None
     if other:
         rival = load_network(other, flag="--other", **shown)
-    corpus = corpus_of(loaded, _line)
+    corpus = corpus_of(loaded, line)
     if rival is not None:
-        probe_job.check_same_tokens(loaded, rival, corpus, corpus_of(rival, _line))
+        probe_job.check_same_tokens(loaded, rival, corpus, corpus_of(rival, line))
     prompts, prompt_facts = _prompts(config, loaded, corpus)
     if out is None:
         directory = pathlib.Path(place).expanduser() / "probes" / f"step{loaded.step}-{name}"
@@ -113,9 +111,9 @@ def probe_network(
     )
     probe_job.check(job, tuple(probe for probe in probes if probe not in finished))
     if loaded.pretrained is None and not (pathlib.Path(place).expanduser() / "DONE").exists():
-        _line(f"{loaded.facts['run']}: training is not finished; this is its step {loaded.step}")
+        line(f"{loaded.facts['run']}: training is not finished; this is its step {loaded.step}")
     if rival is not None and job.twin is None and "blocks" in probes:
-        _line("blocks: --other has another architecture or depth, so no layers are transplanted")
+        line("blocks: --other has another architecture or depth, so no layers are transplanted")
     header = loaded.facts | {
         "data_hash": corpus.data_hash,
         "prompts": prompt_facts,
@@ -129,7 +127,7 @@ def probe_network(
     with locked(open_directory(directory, "--out" if out else "--run")):
         for probe in probes:
             if probe in finished:
-                _line(f"{probe}: already done")
+                line(f"{probe}: already done")
             else:
                 _run_probe(probe, job, header | {"request": requests[probe]})
     after = "" if loaded.pretrained else f" after step {loaded.step}"
@@ -165,7 +163,7 @@ def _run_probe(probe: str, job: Job, header: dict[str, Any]) -> None:
     seconds = time.perf_counter() - start
     result = _with_prompts(result, job, header["prompts"], header["request"]["other"])
     results.save(job.directory, result, header | {"seconds": seconds})
-    _line(f"{probe}: {seconds:.1f} s")
+    line(f"{probe}: {seconds:.1f} s")
 
 
 def _with_prompts(result: Result, job: Job, prompts: dict[str, Any], other: str) -> Result:
@@ -192,7 +190,7 @@ def _prompts(config: ProbeConfig, loaded: Loaded, corpus: Corpus) -> tuple[Promp
         return prompts, facts(prompts, f"validation split of {whose}")
     prompts, found = from_file(config.prompts, corpus.tokenizer, length, loaded.config.model.vocab_size, mask)
     if found["cut"]:
-        _line(
+        line(
             f"prompts: {found['cut']} of {found['examples']} are cut to {length} tokens, "
             f"{found['answers_cut_off']} of them before their answer"
         )
@@ -256,20 +254,3 @@ def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
         shown = "; ".join(f"{n} was {stored.get(n)!r}, now {request.get(n)!r}" for n in differing)
         raise UserError(f"{path}: was made with other settings ({shown}); use --out=DIR")
     return True
-
-
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def watch(what: str, total: int, items: Iterator) -> Iterator:
-    """Passes `items` on and shows how many are done: a bar on a terminal, a line now and then elsewhere."""
-    if sys.stderr.isatty():
-        yield from tqdm(items, desc=what, total=total, leave=False, file=sys.stderr, dynamic_ncols=True)
-        return
-    shown = time.monotonic()
-    for done, item in enumerate(items):
-        if time.monotonic() - shown >= _LINE_SECONDS:
-            shown = time.monotonic()
-            _line(f"{what}: {done}/{total}")
-        yield item

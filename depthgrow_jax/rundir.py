@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from depthgrow_jax.errors import UserError
+from depthgrow_jax.errors import UserError, require
 
 try:
     import fcntl
@@ -36,6 +36,12 @@ def read_json(path: pathlib.Path) -> Any:
         OSError,
     ) as error:  # not JSON, not UTF-8, numbers or nesting beyond all
         raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def check_name(name: object) -> None:
+    """Raises `UserError` unless `name` can be that of a directory of results."""
+    plain = isinstance(name, str) and name not in ("", ".", "..") and "/" not in name
+    require(plain, "name", name, "must be the name of a directory")
 
 
 def resolve_directory(path: str | pathlib.Path, field: str = "workdir") -> pathlib.Path:
