@@ -21,19 +21,16 @@ before the first step, or between probes, of which the finished are kept.
 
 import io
 import os
-import pathlib
 import re
-import runpy
 import sys
-import traceback
-from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from depthgrow_jax.allocator import keep_freed_memory
+from depthgrow_jax.config_files import CONFIGS, check_fields, first_line, given, load_config, wrong_value
 from depthgrow_jax.errors import Preempted, UserError, require_choice
 
 FLAGS = flags.FLAGS
@@ -107,7 +104,7 @@ def _join_processes(how: str) -> None:
         else:
             jax.distributed.initialize()
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"--distributed={how}: {_first_line(error)}") from error
+        raise UserError(f"--distributed={how}: {first_line(error)}") from error
 
 
 def plan() -> int:
@@ -244,29 +241,18 @@ VERBS = {
     "generate": generate,
     "export": export,
 }
-CONFIGS = pathlib.Path(__file__).resolve().parent / "configs"
-
-
-def _given(argv: list[str], flag: str) -> str | None:
-    """The value of a flag, before the flags are read; None if it is not there."""
-    form = re.compile(rf"--?{flag}(?:=(.*))?", re.DOTALL)
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        match = form.fullmatch(argument)
-        if match:
-            return following if match[1] is None else match[1]
-    return None
 
 
 def _with_config(argv: list[str]) -> list[str]:
     """`argv`, with the config of the verb where it is `probe` or `eval` and none is given."""
-    preset = _given(argv, "preset")
+    preset = given(argv, "preset")
     verb = next((argument for argument in argv[1:] if argument in VERBS), None)
-    if verb != "probe" or _given(argv, "config") is not None:
+    if verb != "probe" or given(argv, "config") is not None:
         if preset is not None:
             raise UserError(
                 f"--preset={preset}: is for probe without --config; name it --config=FILE:{preset}"
             )
-        if verb == "eval" and _given(argv, "config") is None:
+        if verb == "eval" and given(argv, "config") is None:
             return [argv[0], f"--config={CONFIGS / 'eval.py'}", *argv[1:]]
         return argv
     from depthgrow_jax.probes.config import PRESETS
@@ -275,70 +261,6 @@ def _with_config(argv: list[str]) -> list[str]:
     require_choice("--preset", preset, PRESETS)
     # In front: overrides are known only after the config that they change.
     return [argv[0], f"--config={CONFIGS / 'probe.py'}:{preset}", *argv[1:]]
-
-
-def _load(argument: str) -> ConfigDict:
-    """The config of a `--config` argument. Raises `UserError` saying what is wrong with it, and where."""
-    path, *variant = argument.split(":", 1)
-    if not os.path.isfile(path):
-        raise UserError(
-            f"--config={argument}: no such file; for example --config={CONFIGS / 'quickstart.py'}"
-        )
-    try:
-        names = runpy.run_path(path)
-        if "get_config" not in names:
-            raise UserError(f"--config={argument}: {path} has no function get_config()")
-        config = names["get_config"](*variant)
-    except UserError as error:
-        raise UserError(f"--config={argument}: {error}") from error
-    except Exception as error:  # a config file may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
-        line = error.lineno if isinstance(error, SyntaxError) else line
-        where = f" line {line}" if line else ""
-        legal = f"; legal: {', '.join(names['VARIANTS'])}" if not line and "VARIANTS" in names else ""
-        message = _first_line(error.msg if isinstance(error, SyntaxError) else error)
-        raise UserError(
-            f"--config={argument}: {path}{where}: {type(error).__name__}: {message}{legal}"
-        ) from error
-    if not isinstance(config, ConfigDict):
-        raise UserError(
-            f"--config={argument}: get_config() returned {type(config).__name__}, not a ConfigDict"
-        )
-    return config
-
-
-def _first_line(message: object) -> str:
-    return (str(message).strip().splitlines() or ["no message"])[0]
-
-
-def _check_fields(config: ConfigDict, argv: list[str]) -> None:
-    """Raises `UserError` for the first `--config.a.b` in `argv` that is no field."""
-    for argument in argv:
-        override = re.match(r"--?(?:no)?config\.([^=]+)", argument)
-        group, path = config, override[1].split(".") if override else []
-        for i, name in enumerate(path):
-            if not isinstance(group, ConfigDict) or name not in group:
-                legal = (
-                    f"legal: {', '.join(group)}" if isinstance(group, ConfigDict) else "its group is a value"
-                )
-                raise UserError(f"{'.'.join(path[: i + 1])}: unknown field; {legal}")
-            group = group[name]
-
-
-def _wrong_value(config: ConfigDict, error: Exception) -> str:
-    """What an override that does not fit its field's type should have been."""
-    override = re.match(r"flag --config\.([\w.]+)=(.*?): ", str(error), re.DOTALL)
-    if not override:
-        return _first_line(error)
-    value: Any = config
-    for name in override[1].split("."):
-        value = value[name]
-    is_group = isinstance(value, ConfigDict)
-    legal = (
-        f"is a group of fields: {', '.join(value)}" if is_group else f"must be of type {type(value).__name__}"
-    )
-    return f"{override[1]}={override[2]!r}: {legal}"
 
 
 def _check_homes() -> None:
@@ -353,14 +275,14 @@ def _parse(argv: list[str]) -> str:
     """Reads the flags and returns the verb. Raises `UserError` for what absl or ml_collections refuse."""
     # ml_collections describes a faulty config file or override in many lines: both are looked at first.
     argv = _with_config(argv)
-    argument = _given(argv, "config")
-    config = None if argument is None else _load(argument)
+    argument = given(argv, "config")
+    config = None if argument is None else load_config(argument)
     if config is not None:
-        _check_fields(config, argv)
+        check_fields(config, argv)
     try:
         rest = FLAGS(argv)[1:]
     except Exception as error:  # absl and ml_collections raise many kinds
-        message = _first_line(error) if config is None else _wrong_value(config, error)
+        message = first_line(error) if config is None else wrong_value(config, error)
         raise UserError(message) from error
     _check_homes()
     if not FLAGS["verbosity"].present:
