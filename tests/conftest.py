@@ -11,6 +11,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import install_import_hook
 
+pytest_plugins = ["gyms"]
+
 # Shape annotations are checked while tests run, and cost nothing otherwise.
 _hook = install_import_hook("depthgrow_jax.model", "beartype.beartype")
 

@@ -6,7 +6,9 @@ import math
 from depthgrow_jax.data.primitive_text import names_of
 from depthgrow_jax.errors import UserError, require, require_choice
 
-SOURCES = ("stdlib", "files", "tfds", "hf", "primitives")
+SOURCES = ("stdlib", "files", "tfds", "hf", "primitives", "reasoning_gym")
+# Made on the spot, without end.
+GENERATED = ("primitives", "reasoning_gym")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,23 +16,24 @@ class SourceConfig:
     r"""One source of documents; also one component of a mixture.
 
     Attributes:
-      source: `stdlib` (the running Python's own `.py` files), `files`, `tfds`, `hf` or
-        `primitives` (solved examples of reasoning primitives, made on the spot).
+      source: `stdlib` (the running Python's own `.py` files), `files`, `tfds`, `hf`,
+        `primitives` (solved examples of reasoning primitives, made on the spot) or `reasoning_gym`
+        (solved questions of the optional package reasoning-gym, likewise).
       path: `files`: a file, directory or glob (several separated by commas); `tfds`: the data
         directory; `hf`: a dataset name, or a directory written by `save_to_disk`. A relative path
         that does not exist is also looked for below the directory in `$DEPTHGROW_DATA`.
       name: `tfds`: `dataset[/config][:version]`; `hf`: the configuration's name;
         `primitives`: their names, separated by commas, `primitives` for the five of Kapl et al. 2025
-        or `all`; their documents take turns.
+        or `all`; their documents take turns; `reasoning_gym`: that of a generator.
       split: `tfds` and `hf`: which split holds the documents.
       text_field: the field of a record that holds the text (`.jsonl`, `.parquet`, tfds, hf).
       document_separator: what stands between the documents of one `.txt` file, `\n\n` for a blank
         line (the escapes `\n`, `\t`, `\f` and `\r` are understood); empty takes each file as one
         document.
       weight: share of the training sequences drawn from this component of a mixture.
-      max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything. `primitives` have
-        no end and need it.
-      seed: `primitives`: decides the examples, whatever the seed of the run.
+      max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything. `primitives` and
+        `reasoning_gym` need it: they have no end.
+      seed: `primitives`, `reasoning_gym`: decides the examples, whatever the seed of the run.
     """
 
     source: str = "stdlib"
@@ -132,14 +135,19 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         )
     if component.source == "primitives":
         names_of(component.name, prefix + "name")
+    if component.source == "reasoning_gym":
+        require(
+            bool(component.name), prefix + "name", component.name, "must name a generator of reasoning-gym"
+        )
+    if component.source in GENERATED:
         require(
             component.max_bytes > 0,
             prefix + "max_bytes",
             component.max_bytes,
-            "primitives have no end: must be above 0",
+            f"{component.source} has no end: must be above 0",
         )
     require(component.seed >= 0, prefix + "seed", component.seed, "must be 0 or more")
-    if component.source not in ("stdlib", "primitives"):
+    if component.source not in ("stdlib", *GENERATED):
         require(bool(component.text_field), prefix + "text_field", component.text_field, "must name a field")
     if component.source in ("tfds", "hf"):
         require(bool(component.split), prefix + "split", component.split, "must name a split")

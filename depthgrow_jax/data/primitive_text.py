@@ -14,16 +14,15 @@ decides the split of the example, so no seed can bring anything of one split int
 form, nor with another question.
 """
 
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from depthgrow_jax.data.primitive_words import WORDS
+from depthgrow_jax.data.splits import SPLITS, split_of
 from depthgrow_jax.errors import UserError, require, require_choice
 
-SPLITS = ("train", "test")
 SEPARATOR = "\n\n"
 SHOTS = 5
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -81,11 +80,6 @@ def examples(name: str, seed: int, split: str) -> Iterator[Example]:
             raise UserError(f"primitive={name!r}: has no more than about {index} different examples")
         seen.add(example.content)
         yield example
-
-
-def split_of(content: str) -> str:
-    """`train` or `test`, half of all contents each."""
-    return SPLITS[hashlib.sha256(content.encode()).digest()[0] % 2]
 
 
 def documents(names: Sequence[str], seed: int) -> Iterator[str]:

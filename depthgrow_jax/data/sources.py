@@ -6,7 +6,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
-from depthgrow_jax.data import primitive_text
+from depthgrow_jax.data import primitive_text, reasoning_gym
 from depthgrow_jax.data.catalogs import read_hf, read_tfds
 from depthgrow_jax.data.config import SourceConfig
 from depthgrow_jax.data.readers import read_files
@@ -76,6 +76,13 @@ def read_primitives(component: SourceConfig, field: str) -> Iterator[str]:
     )
 
 
+def read_reasoning_gym(component: SourceConfig, field: str) -> Iterator[str]:
+    """Solved questions of a generator of reasoning-gym, of the split that no evaluation asks."""
+    where = f"{field}name={component.name!r}"
+    for solved in reasoning_gym.questions(component.name, component.seed, "train", where):
+        yield solved.text
+
+
 def _without_surrogates(text: str) -> str:
     if not _SURROGATES.search(text):
         return text
@@ -88,4 +95,5 @@ _READERS = {
     "tfds": read_tfds,
     "hf": read_hf,
     "primitives": read_primitives,
+    "reasoning_gym": read_reasoning_gym,
 }

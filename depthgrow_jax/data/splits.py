@@ -1,4 +1,4 @@
-"""Which documents are held out for validation."""
+"""Which documents are held out for validation, and which generated examples for evaluation."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from depthgrow_jax.errors import UserError
 
 _SCALE = 2**64
+SPLITS = ("train", "test")
 
 
 def digest(text: str) -> bytes:
@@ -39,3 +40,11 @@ def held_out(components: Mapping[str, Sequence[bytes]], fraction: float) -> set[
                 "shares documents with another; must be lower"
             )
     return chosen
+
+
+def split_of(content: str) -> str:
+    """`train` or `test`: which generated examples are trained on, which are asked; half of all contents each.
+
+    It depends on the content alone, so no seed can bring anything of one split into the other.
+    """
+    return SPLITS[digest(content)[0] % 2]

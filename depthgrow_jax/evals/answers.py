@@ -13,7 +13,6 @@ _NUMBER = r"(?:(?<![\w.)])\$?[-−])?\$?(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+|(?=\.\
 _NUMBERS = re.compile(_NUMBER, re.ASCII)
 _MARKED = re.compile(rf"####\s*({_NUMBER})", re.ASCII)
 _FINAL = re.compile(r"the final answer is:?[ \t]*([^\n]*)", re.IGNORECASE)
-_LETTER = re.compile(r"(?:^|(?<=[\s(]))([A-Z])(?=[).:,]|\s*$)", re.MULTILINE)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _TRIVIA_PUNCTUATION = string.punctuation + "‘’´`"
 
@@ -34,12 +33,6 @@ def final_answer(text: str) -> str | None:
     """What follows the last "The final answer is" on its line; else the last line."""
     final = _conclusion(text)
     return ((text.strip().splitlines() or [""])[-1] if final is None else final).strip() or None
-
-
-def letter(text: str) -> str | None:
-    """The first letter of an option ("B", "(B)", "B: ..."), after "The final answer is" where that comes."""
-    found = _LETTER.search(_conclusion(text) or "") or _LETTER.search(text)
-    return found[1] if found else None
 
 
 def _conclusion(text: str) -> str | None:

@@ -73,18 +73,16 @@ def chance(items: Sequence[Item]) -> float:
     return float(np.mean([1 / size if (size := _size(item)) else math.nan for item in items]))
 
 
-def choose(scores: Sequence[float], lengths: Sequence[int] | None = None) -> int:
-    """Index of the largest score, or score per length; the first of ties.
-
-    Lengths of lm-evaluation-harness's `acc_norm` are characters, without the space before a choice.
-    """
-    return int(_best(scores, lengths)[0])
+def choose(scores: Sequence[float]) -> int:
+    """Index of the largest score; the first of ties."""
+    return int(_best(scores, None)[0])
 
 
 def credit(scores: Sequence[float], gold: int, lengths: Sequence[int] | None = None) -> float:
     """1 if `gold` is chosen, 1/k if k choices tie and it is one of them, else 0.
 
-    So a model that prefers nothing is at chance, wherever the right choices stand.
+    So a model that prefers nothing is at chance, wherever the right choices stand. With `lengths` the scores
+    are divided by them; lm-evaluation-harness's `acc_norm` takes characters, without the space in front.
     """
     best = _best(scores, lengths)
     return float(gold in best) / len(best)

@@ -8,6 +8,7 @@ import pytest
 
 from depthgrow_jax.data import DataConfig, SourceConfig, load, primitive_text, validate
 from depthgrow_jax.data.sources import documents
+from depthgrow_jax.data.splits import SPLITS
 
 BASIC = SourceConfig(source="primitives", name="assign_basic_0", max_bytes=20_000)
 
@@ -66,7 +67,7 @@ def test_text_is_of_the_training_split(monkeypatch):
     monkeypatch.setattr(primitive_text, "_LETTERS", "abcde")
     monkeypatch.setattr(primitive_text, "_LARGEST", 5)
     asked = {}
-    for split in primitive_text.SPLITS:
+    for split in SPLITS:
         found = itertools.islice(primitive_text.examples("assign_basic_0", 5, split), 2000)
         asked[split] = {example.prompt.split(":\n")[1].split("___")[0][:-2] for example in found}
     seen = {
@@ -93,7 +94,7 @@ def test_component_of_a_mixture(tmp_path):
         ({"name": ""}, "data.name='': must be one of primitives, all, copy_random"),
         ({"name": "psm,assign"}, "data.name='assign': must be one of primitives, all, copy_random"),
         ({"name": "primitives,copy_real"}, "data.name='primitives,copy_real': must name a primitive once"),
-        ({"max_bytes": 0}, "data.max_bytes=0: primitives have no end: must be above 0"),
+        ({"max_bytes": 0}, "data.max_bytes=0: primitives has no end: must be above 0"),
         ({"seed": -1}, "data.seed=-1: must be 0 or more"),
     ],
 )

@@ -72,22 +72,6 @@ def test_final_answer(text, expected):
     assert answers.final_answer(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (" B", "B"),
-        ("(C)", "C"),
-        ("D. because", "D"),
-        ("A man, so B: yes", "B"),
-        ("A. is wrong, the final answer is C", "C"),
-        ("Because", None),
-        ("", None),
-    ],
-)
-def test_letter(text, expected):
-    assert answers.letter(text) == expected
-
-
 def test_normal_forms():
     assert answers.same_number(" Rs. 4,000 ") == "rs.4000"
     assert answers.same_number("$78.20") == answers.same_number("78.2") == "78.2"

@@ -51,9 +51,7 @@ def test_chance():
 
 
 def test_choose():
-    scores, lengths = [-4.0, -3.0, -12.0], [2, 1, 12]
-    assert metrics.choose(scores) == 1
-    assert metrics.choose(scores, lengths) == 2  # -2, -3, -1
+    assert metrics.choose([-4.0, -3.0, -12.0]) == 1
     assert metrics.choose([-1.0, -1.0]) == 0
 
 

@@ -1,14 +1,14 @@
 """Names of tasks, where their files are looked for, and generators of reasoning-gym (a stand-in for it)."""
 
 import json
+import re
 import sys
-import types
 
 import pytest
 
 from depthgrow_jax.errors import UserError
-from depthgrow_jax.evals import files, reasoning_gym
-from depthgrow_jax.evals.items import Choice, Question, example
+from depthgrow_jax.evals import files
+from depthgrow_jax.evals.items import Choice, Question
 from depthgrow_jax.evals.registry import FILE_TASKS, GROUPS, TASKS, resolve
 
 
@@ -120,67 +120,23 @@ def test_generated_tasks_need_no_file(root):
     assert len(files.read(TASKS["copy_random"], seed=3)) == 1000
 
 
-class Sums:
-    """Item i of seed s is drawn from s + i, as in reasoning-gym."""
-
-    def __init__(self, name, size, seed):
-        if name not in ("sums", "few", "empty"):
-            raise ValueError(f"Dataset '{name}' not registered")
-        self.name, self.size, self.seed = name, size, seed
-        self.different = 3 if name == "few" else 10**12
-
-    def __iter__(self):
-        for index in range(self.size):
-            a = (self.seed + index) % self.different
-            answer = None if self.name == "empty" else str(a + 1)
-            yield {"question": f" {a} + 1 = ?\n", "answer": answer, "metadata": {}}
-
-
-@pytest.fixture
-def gym(monkeypatch):
-    module = types.ModuleType("reasoning_gym")
-    registered = types.SimpleNamespace(DATASETS={"sums": None, "few": None, "empty": None})
-    module.__dict__.update(create_dataset=Sums, factory=registered)
-    monkeypatch.setitem(sys.modules, "reasoning_gym", module)
-
-
 @pytest.mark.usefixtures("gym")
 def test_a_generator_is_a_task():
     (task,) = resolve(["reasoning_gym:sums"])
     items = task.read(None, 0)
     assert (task.name, len(items)) == ("reasoning_gym:sums", 500)
-    prompt = "Question: 7 + 1 = ?\nAnswer:"
-    assert items[7] == Question(prompt, ("8",), shown=prompt + " 8")
+    a = re.fullmatch(r"Question: (\d+) \+ 1 = \?\nAnswer:", items[0].prompt)[1]
+    answer = str(int(a) + 1)
+    assert items[0] == Question(items[0].prompt, (answer,), shown=f"{items[0].prompt} {answer}")
 
 
 @pytest.mark.usefixtures("gym")
-def test_seeds_and_splits_of_a_generator_share_nothing():
-    (task,) = resolve(["reasoning_gym:sums"])
-    assert task.shots_read is not None
-    items = [read(None, seed) for seed in (0, 1, 2047) for read in (task.read, task.shots_read)]
-    assert len({example(item) for part in items for item in part}) == 6 * 500
-    with pytest.raises(UserError, match="seed=2048: must be from 0 to 2047"):
-        task.read(None, 2048)
-
-
-@pytest.mark.usefixtures("gym")
-def test_documents_of_a_generator():
-    texts = reasoning_gym.documents("sums", 20, seed=0)
-    assert len(set(texts)) == 20 and texts[0] == f"Question: {2**31} + 1 = ?\nAnswer: {2**31 + 1}"
-    assert len(reasoning_gym.documents("few", 3, seed=0)) == 3
-    with pytest.raises(UserError, match="count=4: finds only 3 different questions"):
-        reasoning_gym.documents("few", 4, seed=0)
-    held_out = {"Question: 0 + 1 = ?\nAnswer:"}
-    assert all("0 + 1" not in text for text in reasoning_gym.documents("few", 2, 0, held_out))
-
-
-@pytest.mark.usefixtures("gym")
-def test_generators_that_cannot_be_used():
-    with pytest.raises(UserError, match=r"reasoning_gym:none: .*not registered; names: empty, few, sums"):
-        resolve(["reasoning_gym:none"])
-    (task,) = resolve(["reasoning_gym:empty"])
-    with pytest.raises(UserError, match="item 0 has answer=None"):
-        task.read(None, 0)
+def test_examples_of_a_generator_are_never_asked():
+    for name, different in (("sums", 500), ("few", 20)):
+        (task,) = resolve([f"reasoning_gym:{name}"])
+        asked = {item.prompt for item in task.read(None, 0)}
+        shown = {item.prompt for seed in (0, 1) for item in task.shots_read(None, seed)}
+        assert len(asked) + len(shown) >= different and not asked & shown
 
 
 def test_a_missing_package_is_named(monkeypatch):
