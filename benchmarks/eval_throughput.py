@@ -3,7 +3,12 @@
     python benchmarks/eval_throughput.py [--items 500] [--rounds 3]
 
 A Llama of 8 layers, width 256, 4 heads, MLP 768, random weights, with a byte-level BPE of 4096 ids, exported
-once; float32, all cores. Items: `assign_code_0`, five choices each, without examples and with five.
+once; float32, all cores. Items:
+
+    assign_code_0    five choices of one token each, without examples and with five; the harness, too, reads
+                     a context once for such choices
+    copy_random      ten choices of one to three tokens
+
 Contenders:
 
     depthgrow    `evals.scoring.log_likelihoods`, batches of 2,048 tokens
@@ -32,16 +37,18 @@ from contender import Contender, serve
 from depthgrow_jax.allocator import keep_freed_memory
 
 BATCHES = (1, 8, 32)
+# (task, examples)
+CASES = (("assign_code_0", 0), ("copy_random", 0), ("assign_code_0", 5))
 WIDTH, DEPTH, VOCABULARY = 256, 8, 4096
 
 
-def texts(items: int, shots: int) -> list[tuple[str, tuple[str, ...]]]:
+def texts(task: str, items: int, shots: int) -> list[tuple[str, tuple[str, ...]]]:
     """(prompt, choices) of every item."""
     from depthgrow_jax.evals.primitives import generate
     from depthgrow_jax.evals.prompting import few_shot
 
-    asked = generate("assign_code_0", items, 0)
-    before = few_shot(asked, generate("assign_code_0", 100, 0, "train"), shots, "\n\n", 0)
+    asked = generate(task, items, 0)
+    before = few_shot(asked, generate(task, 100, 0, "train"), shots, "\n\n", 0)
     return [(b + item.prompt, item.choices) for b, item in zip(before, asked, strict=True)]
 
 
@@ -55,7 +62,8 @@ def make_checkpoint(place: pathlib.Path) -> None:
     from depthgrow_jax.model import ModelConfig, init, layer_program
 
     cfg = ModelConfig(vocab_size=VOCABULARY, width=WIDTH, heads=4, mlp_dim=3 * WIDTH)
-    backend = train_bpe([a + "".join(b) for a, b in texts(200, 0)], VOCABULARY, ("<|endoftext|>",))
+    items = [item for task in {task: None for task, _ in CASES} for item in texts(task, 200, 0)]
+    backend = train_bpe([a + "".join(b) for a, b in items], VOCABULARY, ("<|endoftext|>",))
     vocabulary = Vocabulary(backend.to_str(), "<|endoftext|>", (), (0,))
     params = init(cfg, jax.random.key(0), DEPTH)
     program = layer_program(cfg, DEPTH)
@@ -101,9 +109,9 @@ def harness(place: str, asked: list[tuple[str, tuple[str, ...]]], batch: int):
     return run
 
 
-def worker(name: str, place: str, items: int, shots: int) -> None:
+def worker(name: str, place: str, task: str, items: int, shots: int) -> None:
     """Answers every call with its seconds and the log-likelihoods."""
-    asked = texts(items, shots)
+    asked = texts(task, items, shots)
     if name == "depthgrow":
         keep_freed_memory()
         run = depthgrow(place, asked)
@@ -118,10 +126,10 @@ def worker(name: str, place: str, items: int, shots: int) -> None:
     serve(work)
 
 
-def measure(place: str, items: int, shots: int, rounds: int) -> None:
+def measure(place: str, task: str, items: int, shots: int, rounds: int) -> None:
     """Lets the contenders work in turn and prints their rows."""
     names = ("depthgrow", *(f"lm-eval hf {batch}" for batch in BATCHES))
-    options = ("--place", place, "--items", str(items), "--shots", str(shots))
+    options = ("--place", place, "--task", task, "--items", str(items), "--shots", str(shots))
     contenders = {name: Contender(__file__, "--worker", name, *options) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     found: dict[str, list[float]] = {}
@@ -137,7 +145,7 @@ def measure(place: str, items: int, shots: int, rounds: int) -> None:
         ratio = statistics.median(a / b for a, b in zip(seconds[best], seconds[name], strict=True))
         gap = max(abs(a - b) for a, b in zip(found[name], found[best], strict=True))
         median = statistics.median(seconds[name])
-        print(f"| {shots} | {name} | {items / median:.1f} | {ratio:.2f} | {gap:.1e} |", flush=True)
+        print(f"| {task}, {shots} | {name} | {items / median:.1f} | {ratio:.2f} | {gap:.1e} |", flush=True)
     print(f"first call of depthgrow, compilation included: {first:.1f} s")
 
 
@@ -149,18 +157,21 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shots", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--task", help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        return worker(arguments.worker, arguments.place, arguments.items, arguments.shots)
-    print(f"{os.cpu_count()} cores, {arguments.items} items of five choices, {arguments.rounds} rounds")
-    print("| shots | contender | items/s | to the best batch size of lm-eval | largest difference, nats |")
+        return worker(arguments.worker, arguments.place, arguments.task, arguments.items, arguments.shots)
+    print(f"{os.cpu_count()} cores, {arguments.items} items, {arguments.rounds} rounds")
+    print(
+        "| items, shots | contender | items/s | to the best batch size of lm-eval | largest difference, nats |"
+    )
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         make_checkpoint(pathlib.Path(place) / "model")
-        for shots in (0, 5):
-            measure(f"{place}/model", arguments.items, shots, arguments.rounds)
+        for task, shots in CASES:
+            measure(f"{place}/model", task, arguments.items, shots, arguments.rounds)
     return None
 
 
