@@ -164,9 +164,7 @@ def main() -> None:
     if arguments.worker:
         return worker(arguments.worker, arguments.place, arguments.task, arguments.items, arguments.shots)
     print(f"{os.cpu_count()} cores, {arguments.items} items, {arguments.rounds} rounds")
-    print(
-        "| items, shots | contender | items/s | to the best batch size of lm-eval | largest difference, nats |"
-    )
+    print("| items, shots | contender | items/s | to the best of lm-eval | largest difference, nats |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         make_checkpoint(pathlib.Path(place) / "model")
