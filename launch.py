@@ -188,6 +188,9 @@ def evaluate() -> int:
     from depthgrow_jax.eval_plan import parse
     from depthgrow_jax.evaluating import evaluate_network
 
+    for name, value in (("tasks", "".join(FLAGS.tasks)), ("out", FLAGS.out)):
+        if FLAGS[name].present and not value:
+            raise UserError(f"--{name}=: is empty; leave it out for the default")
     plan = parse(FLAGS.config, FLAGS.tasks, FLAGS.limit)
     return evaluate_network(
         place,

@@ -1,5 +1,6 @@
 """The glue of `launch.py eval`: a network and tasks in; a result file for each task, and a table, out."""
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -82,7 +83,12 @@ def evaluate_network(
         out or pathlib.Path(place, "evals", f"step{loaded.step}-{plan.name}")
     ).expanduser()
     request = _request(config, loaded, order, theirs)
-    done = {name for name in items if _is_done(directory / f"{name}.json", request)}
+    requests = {name: request | {"content": _content(asked)} for name, asked in ours.asked.items()}
+    done = {
+        name
+        for name in items
+        if _is_done(directory / f"{name}.json", requests[name], with_items=config.keep_items)
+    }
     header = loaded.facts | {
         "preset": plan.name,
         "devices": subject.devices,
@@ -93,14 +99,20 @@ def evaluate_network(
             if name in done:
                 line(f"{name}: already done")
                 continue
+            if cut := ours.asked[name].cut:
+                line(
+                    f"{name}: {cut} of {len(ours.asked[name].items)} items are longer than the context of "
+                    f"{loaded.context} tokens with their {_shots(items[name][0], config)} examples, and lose "
+                    "their beginning"
+                )
             result, found = _evaluate(name, ours, config, moved, translators)
             if theirs is not None:
-                result["paired"] = _compared(found, name, theirs, config)
+                result |= _compared(found, name, theirs, config)
             if config.keep_items:
                 _write_items(directory / f"{name}.jsonl", ours.asked[name], found)
             write_json(
                 directory / f"{name}.json",
-                {"format": FORMAT, "task": name, "header": header, "request": request} | result,
+                {"format": FORMAT, "task": name, "header": header, "request": requests[name]} | result,
             )
     print(f"{loaded.facts['run']}: {directory}\n")
     print(eval_table({name: read_json(directory / f"{name}.json") for name in items}))
@@ -126,19 +138,21 @@ def _reader(
     prefix = vocabulary.prefix if vocabulary else ()
     encoder = Encoder(tokenizer, prefix, tokenizer.separator_id, loaded.context)
     asked = {
-        name: ask(task, chosen, pool, encoder, shots=_shots(task, config), seed=config.seed)
-        for name, (task, chosen, pool) in items.items()
+        name: ask(
+            task, found, pool, encoder, shots=_shots(task, config), seed=config.seed, limit=config.limit
+        )
+        for name, (task, found, pool) in items.items()
     }
     return _Reader(loaded, subject, asked, _writer(tokenizer, vocabulary.ends if vocabulary else ()))
 
 
 def _items(task: Task, config: EvalConfig) -> tuple[Task, list[Item], list[Item] | None]:
-    """A task, its items, and what its examples are taken from."""
+    """A task, all its items, and what its examples are taken from."""
     items = files.read(task, config.data_dir, config.seed)
     if not items:
         raise UserError(f"{task.name}: has no items")
     pool = files.read_examples(task, config.data_dir, config.seed) if _shots(task, config) else None
-    return task, items[: config.limit or None], pool
+    return task, items, pool
 
 
 def _shots(task: Task, config: EvalConfig) -> int:
@@ -149,15 +163,15 @@ def _precision(config: EvalConfig):
     return jax.default_matmul_precision("highest" if config.dtype == "float32" else "default")
 
 
-def _compared(
-    found: Sequence[Outcome], name: str, theirs: _Reader, config: EvalConfig
-) -> dict[str, dict[str, Any]]:
-    """The first network's outcomes against those of the second, by metric."""
+def _compared(found: Sequence[Outcome], name: str, theirs: _Reader, config: EvalConfig) -> dict[str, Any]:
+    """What the second network got, and the first network's outcomes against its, by metric."""
     with _precision(config):
         other = running.outcomes(
             theirs.asked[name], theirs.subject, theirs.write, batch_tokens=config.batch_tokens, watch=watch
         )
-    return running.compared(found, other)
+    asked = theirs.asked[name]
+    facts = {"run": theirs.loaded.facts["run"], "step": theirs.loaded.step, "cut": asked.cut}
+    return {"other": facts | running.summarise(asked, other), "paired": running.compared(found, other)}
 
 
 def _evaluate(
@@ -172,6 +186,7 @@ def _evaluate(
         result = {
             "n": len(asked.items),
             "shots": _shots(asked.task, config),
+            "cut": asked.cut,
             "prefix": list(asked.encoder.prefix),
         } | running.summarise(asked, found)
         result["sweeps"] = []
@@ -190,6 +205,7 @@ def _evaluate(
             by_exit = running.outcomes_by_exit(asked, subject, lens=lens, **options)
             result["exits"] = {
                 "lens": config.exits,
+                "after": list(range(len(by_exit))),
                 "results": [running.summarise(asked, outcomes) for outcomes in by_exit],
             }
     return result, found
@@ -222,9 +238,13 @@ def _writer(tokenizer: Tokenizer, ends: Sequence[int]) -> Write:
     return write
 
 
+def _lens_file(place: str) -> pathlib.Path:
+    return pathlib.Path(place).expanduser() / "tuned_lens.json"
+
+
 def _translators(place: str, subject: Subject) -> Translators:
     """A tuned lens that a probe has trained. Raises `UserError` if it is not one of this network."""
-    result, _ = results.load(pathlib.Path(place).expanduser() / "tuned_lens.json")
+    result, _ = results.load(_lens_file(place))
     found = Translators(*(jnp.asarray(result.arrays[f"translator.{name}"]) for name in ("kernel", "bias")))
     wanted = (subject.steps, subject.cfg.width)
     if found.bias.shape != wanted:
@@ -237,18 +257,28 @@ def _translators(place: str, subject: Subject) -> Translators:
 
 def _request(config: EvalConfig, loaded: Loaded, order: str | None, theirs: _Reader | None) -> dict[str, Any]:
     """What decides the numbers of a task, as JSON values."""
+    lens = results.describe(_lens_file(config.lens))["npz_sha256"] if config.lens else ""
     free = ("tasks", "batch_tokens", "keep_items", "data_dir")
     fields = {name: value for name, value in to_dict(config).items() if name not in free}
     network = {"config_hash": loaded.meta["config_hash"], "step": loaded.step, "program": order}
     other = theirs and {"config_hash": theirs.loaded.meta["config_hash"], "step": theirs.loaded.step}
-    return json.loads(json.dumps(fields | network | {"other": other}))
+    return json.loads(json.dumps(fields | network | {"other": other, "lens_content": lens}))
 
 
-def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
+def _content(asked: Asked) -> str:
+    """A hash of the items, and of what stands before them: files change."""
+    shown = [[before, item] for before, item in zip(asked.before, asked.items, strict=True)]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+
+
+def _is_done(path: pathlib.Path, request: dict[str, Any], *, with_items: bool) -> bool:
     """Whether there is a result of this request. Raises `UserError` if there is one of another."""
     if not path.exists():
         return False
-    stored = read_json(path)
+    try:
+        stored = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; remove it or use --out=DIR") from None
     made = stored.get("request") if isinstance(stored, dict) else None
     if not isinstance(made, dict) or stored.get("format") != FORMAT:
         raise UserError(f"{path}: is not the result of an evaluation; remove it or use --out=DIR")
@@ -258,15 +288,26 @@ def _is_done(path: pathlib.Path, request: dict[str, Any]) -> bool:
         raise UserError(
             f"{path}: was made with other settings ({shown}); use --out=DIR or --config.name=NAME"
         )
+    if with_items and not path.with_suffix(".jsonl").exists():
+        raise UserError(
+            f"eval.keep_items=True: {path} was made without it; remove that file or use --out=DIR"
+        )
     return True
 
 
 def _write_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome]) -> None:
-    """One line for each item: what it is, what stood before it, what the model made of it."""
+    """One line for each item: what it is, what stood before it, what the model made of it.
+
+    Raises `UserError` for a file that is there and says something else.
+    """
     lines = []
     for item, before, outcome in zip(asked.items, asked.before, found, strict=True):
         record = {"before": before, "item": item._asdict()} | outcome._asdict()
         lines.append(json.dumps(record, ensure_ascii=False))
+    text = "".join(line + "\n" for line in lines)
+    # One that says the same was left by a command that was killed before it wrote the result.
+    if path.exists() and path.read_bytes() != text.encode():
+        raise UserError(f"{path}: is there already, and not of this evaluation; move it or use --out=DIR")
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

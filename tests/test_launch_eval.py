@@ -39,11 +39,37 @@ def test_a_task_file_from_command_to_table(run, tmp_path):
     assert [line["item"]["prompt"] for line in lines] == ["text num", "text num", "te"]
     assert lines[0]["scores"] == lines[1]["scores"]
     assert "lambada accuracy, skip 1, by start" in done["out"] and "chance" in done["out"]
+    # A context of 16 bytes holds the words of the file, not a program.
+    assert done["out"].count("(cut)") == 2 and result["cut"] == 0
+    assert "assign_basic_0: 3 of 3 items are longer than the context" in done["err"]
     second, changed = launched(tmp_path, [first, first.replace("--limit=3", "--limit=2")])
     assert second["code"] == 0 and second["err"].count("already done") == 2
     assert_refused(
-        changed, r"lambada.json: was made with other settings \(limit was 3, now 2\); use --out=DIR"
+        changed, r"lambada.json: was made with other settings \(.*limit was 3, now 2\); use --out=DIR"
     )
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_overwritten_nor_taken_for_another(run, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "foundry").mkdir()
+    file = tmp_path / "foundry" / "lambada_openai.jsonl"
+    write_jsonl(file, [{"context": "text num", "continuation": "ber"}])
+    out = tmp_path / "out"
+    command = (
+        f"eval --run={run} --config.eval.data_dir={tmp_path} --config.mesh.data=1 --out={out} --tasks=lambada"
+    )
+    kept = f"{command} --config.eval.keep_items=True"
+    out.mkdir()
+    (out / "lambada.jsonl").write_text("my notes")
+    foreign, done, without = launched(tmp_path, [kept, command, kept])
+    assert_refused(foreign, r"lambada.jsonl: is there already, and not of this evaluation")
+    assert (out / "lambada.jsonl").read_text() == "my notes" and done["code"] == 0
+    assert without["code"] == 0  # a file of this name is there; whose it is was said above
+    (out / "lambada.jsonl").unlink()
+    write_jsonl(file, [{"context": "text num", "continuation": "bar"}])
+    without, changed = launched(tmp_path, [kept, command])
+    assert_refused(changed, r"lambada.json: was made with other settings \(content was .*, now")
 
 
 @pytest.mark.slow
@@ -73,7 +99,12 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
         f"{base} --tasks=primitives --config.eval.exits=tuned": [r"eval.lens='': must be given"],
         f"{base} --tasks=primitives --program=0-5": [r"--program='0-5': must be .* of 0 to 1"],
         f"{base} --tasks=primitives --config.eval.run_lengths=(3,) --config.eval.sweeps=('skip',)": [
-            r"eval.run_lengths=\(3,\): longer than the 2 layers"
+            r"eval.run_lengths=\(3,\): none of them fits skip, which takes runs of 1 to 1"
+        ],
+        f"{base} --tasks=": [r"--tasks=: is empty"],
+        f"{base} --tasks=primitives --out=": [r"--out=: is empty"],
+        f"{base} --tasks=primitives --config.eval.run_lengths=(1,)": [
+            r"eval.run_lengths=\(1,\): is for eval"
         ],
         "eval --model=hf:nowhere --tasks=primitives": [r"has no directory of its own"],
     }

@@ -33,6 +33,7 @@ class SourceConfig:
       weight: share of the training sequences drawn from this component of a mixture.
       max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything. `primitives` and
         `reasoning_gym` need it: they have no end.
+      questions: `primitives`: how often one content is asked about in a document; above 1 of `assign_*` only.
       seed: `primitives`, `reasoning_gym`: decides the examples, whatever the seed of the run.
     """
 
@@ -44,6 +45,7 @@ class SourceConfig:
     document_separator: str = ""
     weight: float = 1.0
     max_bytes: int = 0
+    questions: int = 1
     seed: int = 0
 
 
@@ -134,7 +136,14 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
             "source tfds needs dataset[/config][:version]",
         )
     if component.source == "primitives":
-        names_of(component.name, prefix + "name")
+        names = names_of(component.name, prefix + "name")
+        require(
+            component.questions >= 1
+            and (component.questions == 1 or all(name.startswith("assign_") for name in names)),
+            prefix + "questions",
+            component.questions,
+            "must be 1, or more for primitives named assign_* alone",
+        )
     if component.source == "reasoning_gym":
         require(
             bool(component.name), prefix + "name", component.name, "must name a generator of reasoning-gym"

@@ -44,12 +44,15 @@ class Example(NamedTuple):
       choices: the candidates.
       gold: index of the right one.
       content: what the question is about; see the module.
+      questions: every question that this content answers, with its answer and without the content; of the
+        assignments only.
     """
 
     prompt: str
     choices: tuple[str, ...]
     gold: int
     content: str
+    questions: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -82,14 +85,22 @@ def examples(name: str, seed: int, split: str) -> Iterator[Example]:
         yield example
 
 
-def documents(names: Sequence[str], seed: int) -> Iterator[str]:
-    """Training documents without end: solved examples of one primitive, as many as an evaluation shows.
+def documents(names: Sequence[str], seed: int, questions: int = 1) -> Iterator[str]:
+    """Training documents without end. Primitives take turns; no content comes twice.
 
-    Primitives take turns; no content comes twice.
+    With one question a document is solved examples of one primitive, as many as an evaluation shows. With
+    more it is one example of assignments and further questions about the same, drawn with replacement: a
+    small model sees an answer every few tokens, and learns to look them up much sooner.
     """
     streams = [examples(name, seed, "train") for name in names]
-    for stream in itertools.cycle(streams):
-        yield SEPARATOR.join(example.text for example in itertools.islice(stream, SHOTS + 1))
+    for number, stream in enumerate(itertools.cycle(streams)):
+        if questions == 1:
+            yield SEPARATOR.join(example.text for example in itertools.islice(stream, SHOTS + 1))
+            continue
+        example = next(stream)
+        rng = random.Random(f"questions {seed} {number}")
+        asked = [example.questions[_below(rng, len(example.questions))] for _ in range(questions - 1)]
+        yield "\n".join([example.text, *asked])
 
 
 def names_of(spec: str, field: str) -> tuple[str, ...]:
@@ -146,9 +157,17 @@ def _assignment(form: Callable[[Lines, str], str], depth: int) -> Build:
                 value_of[alias] = value_of[target]
             layer = aliases
         asked = layer[_below(rng, _VARIABLES)]
-        return _example(rng, form(lines, asked), values, value_of[asked], _equations(lines))
+        example = _example(rng, form(lines, asked), values, value_of[asked], _equations(lines))
+        return example._replace(questions=tuple(f"{_question(form, lines, v)} {value_of[v]}" for v in layer))
 
     return build
+
+
+def _question(form: Callable[[Lines, str], str], lines: Lines, asked: str) -> str:
+    """The last lines of a form, from where the question begins: what differs between two questions."""
+    whole, other = form(lines, asked), form(lines, "?")
+    first = next(i for i, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b)
+    return whole[whole.rindex("\n", 0, first) + 1 :]
 
 
 def _equations(lines: Lines, equals: str = "=") -> str:

@@ -71,9 +71,8 @@ def read_stdlib(component: SourceConfig, field: str) -> Iterator[str]:
 
 def read_primitives(component: SourceConfig, field: str) -> Iterator[str]:
     """Solved examples of reasoning primitives, of the split that no evaluation asks; without end."""
-    yield from primitive_text.documents(
-        primitive_text.names_of(component.name, f"{field}name"), component.seed
-    )
+    names = primitive_text.names_of(component.name, f"{field}name")
+    yield from primitive_text.documents(names, component.seed, component.questions)
 
 
 def read_reasoning_gym(component: SourceConfig, field: str) -> Iterator[str]:

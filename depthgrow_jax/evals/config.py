@@ -55,6 +55,12 @@ def validate(cfg: EvalConfig) -> None:
     require_choice("eval.exits", cfg.exits, EXITS)
     require_choice("eval.dtype", cfg.dtype, DTYPES)
     require(all(n >= 1 for n in cfg.run_lengths), "eval.run_lengths", cfg.run_lengths, "must be positive")
+    require(
+        bool(cfg.sweeps) or not cfg.run_lengths,
+        "eval.run_lengths",
+        cfg.run_lengths,
+        "is for eval.sweeps, which is empty",
+    )
     tuned = cfg.exits == "tuned"
     require(
         tuned == bool(cfg.lens), "eval.lens", cfg.lens, "must be given with eval.exits=tuned, and only then"

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import absl.logging
 import jax
 import numpy as np
 from tqdm import tqdm
@@ -126,7 +127,7 @@ class DepthgrowLM(TemplateLM):
             self.subject.cfg.causal, flag, run or model, "is bidirectional, which harness tasks cannot use"
         )
         if program is not None:
-            order = parse_order(str(program).replace("+", ","), self.subject.steps)
+            order = parse_order(str(program).replace("+", ","), self.subject.steps, "program")
             self.subject = self.subject._replace(program=reorder(self.subject.program, order))
         legal = f"must be 1 to {loaded.context}, the context of the network"
         valid = max_length is None or (_count(max_length) and int(max_length) <= loaded.context)
@@ -341,6 +342,8 @@ def _line(text: str) -> None:
 def main() -> int:
     """The command line of lm_eval; returns the exit code."""
     keep_executables()
+    # What the libraries warn of is not for the reader of a progress bar.
+    absl.logging.set_verbosity(absl.logging.ERROR)
     try:
         cli_evaluate()
     except UserError as error:

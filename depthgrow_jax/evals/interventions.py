@@ -33,29 +33,24 @@ def sweeps(
     Args:
       run_lengths: empty for those of 1, 2, 4, 8 that the depth allows.
 
-    Raises `UserError` for a run that is longer than the network.
+    Raises `UserError` for an operation that none of `run_lengths` fits, and for a length that fits none.
     """
-    lengths = run_lengths or default_lengths(steps)
-    legal = f"longer than the {steps} layers of the model; legal: 1 to {steps}"
-    require(max(lengths) <= steps, "eval.run_lengths", run_lengths, legal)
+    # Of one layer there is nothing to reverse; two runs are swapped; a network without layers is none.
+    legal = {"skip": (1, steps - 1), "swap": (1, steps // 2), "reverse": (2, steps), "repeat": (1, steps)}
     found = []
     for operation in operations:
+        least, most = legal[operation]
+        lengths = [n for n in run_lengths or default_lengths(steps) if least <= n <= most]
+        says = f"none of them fits {operation}, which takes runs of {least} to {most} of {steps} layers"
+        require(bool(lengths) or not run_lengths, "eval.run_lengths", run_lengths, says)
         for length in lengths:
-            if operation == "reverse" and length == 1:
-                continue
             span = 2 * length if operation == "swap" else length
-            # A network without layers is none: skipping all of them is left out.
-            starts = tuple(range(steps - span + 1)) if span < steps or operation != "skip" else ()
-            if not starts:
-                continue
-            found.append(
-                Sweep(
-                    operation,
-                    length,
-                    starts,
-                    tuple(_order(operation, steps, s, length, repeats) for s in starts),
-                )
-            )
+            starts = tuple(range(steps - span + 1))
+            orders = tuple(_order(operation, steps, start, length, repeats) for start in starts)
+            found.append(Sweep(operation, length, starts, orders))
+    unused = sorted(set(run_lengths) - {sweep.run_length for sweep in found})
+    says = f"{unused} fit none of {', '.join(operations)} of {steps} layers"
+    require(not unused, "eval.run_lengths", run_lengths, says)
     return found
 
 

@@ -18,11 +18,15 @@ class Outcome(NamedTuple):
     Attributes:
       scores: by metric. `accuracy` and `exact` are 0 or 1 (shared by ties), F1 between; `log_prob` is that of
         the right answer, nats.
-      prediction: what the model chose or wrote.
+      prediction: what the model chose, or the answer in what it wrote.
+      log_probs: of every choice, nats.
+      text: what the model wrote.
     """
 
     scores: dict[str, float]
     prediction: str
+    log_probs: tuple[float, ...] = ()
+    text: str = ""
 
 
 def requests_of(item: Item, before: str, encoder: Encoder) -> list[Request]:
@@ -53,13 +57,13 @@ def outcome_of(item: Item, likelihoods: Sequence[Likelihood]) -> Outcome:
     assert isinstance(item, Choice | Substitution)
     scores = {"accuracy": credit(log_prob, item.gold), "log_prob": log_prob[item.gold]}
     if isinstance(item, Substitution):
-        return Outcome(scores, item.prompts[choose(log_prob)])
+        return Outcome(scores, item.prompts[choose(log_prob)], tuple(log_prob))
     lengths = [max(len(choice.strip()), 1) for choice in item.choices]
     scores["accuracy_norm"] = credit(log_prob, item.gold, lengths)
-    return Outcome(scores, item.choices[choose(log_prob)])
+    return Outcome(scores, item.choices[choose(log_prob)], tuple(log_prob))
 
 
 def answer_of(task: Task, item: Question, text: str) -> Outcome:
     """The outcome of a question, of what the model wrote."""
     found, scores = grade(task, text, item)
-    return Outcome(scores, found or "")
+    return Outcome(scores, found or "", text=text)

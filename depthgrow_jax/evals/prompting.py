@@ -26,10 +26,11 @@ class Encoder(NamedTuple):
     start: int
     context: int
 
-    def prompt(self, text: str, room: int = 0) -> tuple[int, ...]:
-        """Ids of a text that leave `room` tokens of the context, cut at the left."""
+    def prompt(self, text: str, room: int = 0) -> tuple[tuple[int, ...], int]:
+        """Ids of a text that leave `room` tokens of the context, and how many were cut off at the left."""
         ids = (*self.prefix, *self.tokenizer.encode(text)) or (self.start,)
-        return ids[-(self.context - room) :] if len(ids) > self.context - room else ids
+        cut = max(0, len(ids) - (self.context - room))
+        return ids[cut:], cut
 
     def requests(self, prompt: str, continuations: Sequence[str]) -> list[Request]:
         """How likely each of `continuations` is after `prompt`, as the tokenizer reads both together.
@@ -57,7 +58,7 @@ class Encoder(NamedTuple):
             raise UserError(
                 f"continuation of {len(rest)} tokens: does not fit into the {self.context} of the context"
             )
-        return Request(context[-room:], rest)
+        return Request(context[-room:], rest, cut=max(0, len(context) - room))
 
 
 def few_shot(
@@ -76,7 +77,10 @@ def few_shot(
     source = items if pool is None else pool
     needed = shots if pool is not None else shots + 1
     if len(source) < needed:
-        raise UserError(f"shots={shots}: needs {needed} items to take examples from; there are {len(source)}")
+        most = len(source) - (needed - shots)
+        raise UserError(
+            f"eval.shots={shots}: there are {len(source)} items to take examples from; legal: 0 to {most}"
+        )
     drawn = np.random.default_rng(seed).choice(len(source), needed, replace=False).tolist()
     texts = {index: example(source[index]) for index in drawn}
 

@@ -36,13 +36,13 @@ def resolve(names: Sequence[str]) -> tuple[Task, ...]:
     """
     found: dict[str, Task] = {}
     for name in names:
-        if name.startswith(reasoning_gym.PREFIX):
+        if name.startswith(reasoning_gym.PREFIX) and name != reasoning_gym.PREFIX:
             found[name] = reasoning_gym.task(name.removeprefix(reasoning_gym.PREFIX))
             continue
         if name not in TASKS and name not in GROUPS:
             legal = ", ".join([*GROUPS, *TASKS, f"{reasoning_gym.PREFIX}NAME"])
-            raise UserError(f"tasks={name!r}: must be one of {legal}")
+            raise UserError(f"eval.tasks={name!r}: must be one of {legal}")
         found |= {member: TASKS[member] for member in GROUPS.get(name, (name,))}
     if not found:
-        raise UserError(f"tasks={list(names)}: names no task")
+        raise UserError(f"eval.tasks={list(names)}: names no task")
     return tuple(found.values())

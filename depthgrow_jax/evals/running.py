@@ -33,6 +33,8 @@ class Asked(NamedTuple):
       before: what stands before each item.
       requests: all likelihoods that are needed.
       spans: of each item, where its requests are.
+      prompts: of the items whose answers are generated, by item.
+      cut: items of which something is longer than the context, and so loses its beginning.
     """
 
     task: Task
@@ -40,6 +42,8 @@ class Asked(NamedTuple):
     before: list[str]
     requests: list[Request]
     spans: list[slice]
+    prompts: dict[int, tuple[int, ...]]
+    cut: int
     encoder: Encoder
 
 
@@ -51,14 +55,22 @@ def ask(
     *,
     shots: int,
     seed: int = 0,
+    limit: int = 0,
 ) -> Asked:
-    """Puts `items` behind `shots` examples of `pool` (None: of themselves); host work alone.
+    """Puts the first `limit` of `items` (0: all) behind `shots` examples of `pool` (None: of all the items).
+
+    Host work alone. An item's examples do not depend on `limit`.
 
     Raises `UserError` naming the item for one that cannot be asked.
     """
-    before = few_shot(items, pool, shots, task.separator, seed)
+    try:
+        before = few_shot(items, pool, shots, task.separator, seed)
+    except UserError as error:
+        raise UserError(f"{task.name}: {error}") from None
     requests: list[Request] = []
-    spans = []
+    spans, prompts, cut = [], {}, 0
+    items = items[: limit or None]
+    before = before[: limit or None]
     for index, (item, shown) in enumerate(zip(items, before, strict=True)):
         try:
             new = requests_of(item, shown, encoder)
@@ -66,7 +78,11 @@ def ask(
             raise UserError(f"{task.name}, item {index}: {error}") from None
         spans.append(slice(len(requests), len(requests) + len(new)))
         requests += new
-    return Asked(task, list(items), before, requests, spans, encoder)
+        lost = max((request.cut for request in new), default=0)
+        if isinstance(item, Question):
+            prompts[index], lost = encoder.prompt(shown + item.prompt, room=task.max_tokens)
+        cut += lost > 0
+    return Asked(task, list(items), before, requests, spans, prompts, cut, encoder)
 
 
 def outcomes(
@@ -119,13 +135,10 @@ def outcomes_by_exit(
 
 def _texts(asked: Asked, subject: Subject, write: Write) -> dict[int, str]:
     """What the network writes for each question, by item."""
-    places = [i for i, item in enumerate(asked.items) if isinstance(item, Question)]
-    prompts = []
-    for i in places:
-        item = asked.items[i]
-        assert isinstance(item, Question)
-        prompts.append(asked.encoder.prompt(asked.before[i] + item.prompt, room=asked.task.max_tokens))
-    return dict(zip(places, write(subject, asked.task, prompts), strict=True)) if places else {}
+    if not asked.prompts:
+        return {}
+    texts = write(subject, asked.task, list(asked.prompts.values()))
+    return dict(zip(asked.prompts, texts, strict=True))
 
 
 def _judged(asked: Asked, likelihoods: Sequence[Likelihood], texts: dict[int, str]) -> list[Outcome]:
@@ -172,8 +185,11 @@ def _summary(items: Sequence[Item], found: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def compared(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Two networks' outcomes on the same items, by metric, as JSON; see `metrics.paired`."""
-    names = [name for name in ours[0].scores if name != "log_prob"]
+    """Two networks' outcomes on the same items, by metric, as JSON; see `metrics.paired`.
+
+    `log_prob` is that of the right answer, nats.
+    """
+    names = list(ours[0].scores)
     pairs = {name: paired([a.scores[name] for a in ours], [b.scores[name] for b in theirs]) for name in names}
     return {
         name: {field: _number(number) for field, number in value._asdict().items()}

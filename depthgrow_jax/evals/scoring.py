@@ -103,7 +103,7 @@ def check_requests(subject: Subject, requests: Sequence[Request]) -> None:
     if not subject.cfg.causal:
         raise UserError("a bidirectional network gives no likelihoods of continuations")
     size = subject.cfg.vocab_size
-    for index, (context, continuation) in enumerate(requests):
+    for index, (context, continuation, _) in enumerate(requests):
         if not context or not continuation:
             raise UserError(f"requests[{index}]: context and continuation must hold at least one token each")
         bad = next((i for i in (*context, *continuation) if not 0 <= i < size), None)

@@ -23,10 +23,11 @@ PADDING = -1
 
 
 class Request(NamedTuple):
-    """Ids: how likely is `continuation` after `context`? Both hold at least one."""
+    """How likely is `continuation` after `context`? Ids, at least one each; `cut` are missing at the left."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
+    cut: int = 0
 
 
 class Tree(NamedTuple):
@@ -75,8 +76,8 @@ class Batch(NamedTuple):
 def trees_of(requests: Sequence[Request]) -> list[Tree]:
     """A tree for each context, several where it has many branches; equal requests share a branch."""
     contexts: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
-    for index, (context, continuation) in enumerate(requests):
-        contexts.setdefault(context, {}).setdefault(continuation, []).append(index)
+    for index, request in enumerate(requests):
+        contexts.setdefault(request.context, {}).setdefault(request.continuation, []).append(index)
     trees = []
     for context, branches in contexts.items():
         # Attention compares all tokens of a tree: far more branches than trunk cost more than another trunk.
@@ -101,9 +102,11 @@ def batches(requests: Sequence[Request], batch_tokens: int, multiple: int = 1) -
     """
     for prefix, trees in _behind_prefixes(trees_of(requests)):
         rest = collections.deque(sorted(trees, key=lambda tree: -tree.size))
+        # Few trees do not fill a large batch with padding; in powers of two: few shapes, few compilations.
+        most = 2 ** (len(trees) - 1).bit_length()
         while rest:
             length = bucket(rest[0].size)
-            count = max(1, batch_tokens // length // multiple) * multiple
+            count = max(1, -(-min(batch_tokens // length, most) // multiple)) * multiple
             chosen = [rest.popleft() for _ in range(min(count, len(rest)))]
             yield Batch(
                 prefix,

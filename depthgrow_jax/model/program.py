@@ -78,7 +78,7 @@ def reorder(program: LayerProgram, order) -> LayerProgram:
     )
 
 
-def parse_order(text: str, steps: int) -> list[int]:
+def parse_order(text: str, steps: int, field: str = "--program") -> list[int]:
     """The steps that `text` names, such as `0-3,2-3,7-4`: single ones and ranges, which may run backwards.
 
     Raises `UserError` for anything else, and for a step that a program of `steps` steps lacks.
@@ -86,10 +86,10 @@ def parse_order(text: str, steps: int) -> list[int]:
     order: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
-        legal = f"must be layers and ranges such as 0-3,2-3,5, of 0 to {steps - 1}"
-        require(match is not None, "--program", text, legal)
+        legal = f"must be layers and ranges (7-4 runs backwards) such as 0-3,2-3,5, of 0 to {steps - 1}"
+        require(match is not None, field, text, legal)
         assert match is not None
         first, last = int(match[1]), int(match[2] or match[1])
-        require(max(first, last) < steps, "--program", text, legal)
+        require(max(first, last) < steps, field, text, legal)
         order += range(first, last + 1) if first <= last else range(first, last - 1, -1)
     return order

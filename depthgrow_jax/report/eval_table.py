@@ -9,6 +9,8 @@ _FIRST = ("accuracy", "f1", "drop_f1", "exact")
 def eval_table(results: dict[str, dict[str, Any]]) -> str:
     """Every metric of every task, with its 95% interval over items; then sweeps and exits, a line each.
 
+    Shots are marked `(cut)` where some items did not fit into the context and lost their beginning.
+
     Args:
       results: task -> what its file holds.
     """
@@ -20,10 +22,10 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
                 (
                     task,
                     str(result["n"]),
-                    str(result["shots"]),
+                    f"{result['shots']}{' (cut)' if result['cut'] else ''}",
                     metric,
                     f"{value['mean']:.4g}",
-                    f"{_shown(value['low'])} - {_shown(value['high'])}",
+                    "-" if value["low"] is None else f"{_shown(value['low'])} - {_shown(value['high'])}",
                     _shown(value["stderr"], 2),
                     _shown(chance, 3),
                 )
@@ -35,7 +37,7 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
     for task, result in results.items():
         for metric, value in result.get("paired", {}).items():
             lines.append(
-                f"{task} {metric}, less that of the other network: {value['difference']:.4g}, 95% "
+                f"{task} {metric}, less that of {result['other']['run']}: {value['difference']:.4g}, 95% "
                 f"{_shown(value['low'])} - {_shown(value['high'])}, McNemar p = {value['p']:.2g}"
             )
         lines += _curves(task, result)
@@ -47,12 +49,16 @@ def _curves(task: str, result: dict[str, Any]) -> list[str]:
     if metric is None:
         return []
     lines = []
+    if metric.startswith("accuracy") and result["chance"] is not None:
+        metric_of = f"{metric} (chance {_shown(result['chance'], 3)})"
+    else:
+        metric_of = metric
     for sweep in result["sweeps"]:
         what = f"{sweep['operation']} {sweep['run_length']}"
-        lines.append(f"{task} {metric}, {what}, by start: {_means(sweep['results'], metric)}")
+        lines.append(f"{task} {metric_of}, {what}, by start: {_means(sweep['results'], metric)}")
     if "exits" in result:
-        exits = result["exits"]
-        lines.append(f"{task} {metric}, {exits['lens']} exit after layer: {_means(exits['results'], metric)}")
+        means, lens = _means(result["exits"]["results"], metric), result["exits"]["lens"]
+        lines.append(f"{task} {metric_of}, {lens} exit after 0, 1, ... layers: {means}")
     return ["", *lines] if lines else []
 
 

@@ -1,5 +1,6 @@
 """Reasoning primitives as training text."""
 
+import collections
 import dataclasses
 import itertools
 import re
@@ -37,6 +38,32 @@ def test_documents_are_six_solved_examples_and_none_comes_twice():
     assert len(examples) > 50 and {len(of_one) for of_one in examples} == {6}
     flat = [tuple(example.items())[:5] for of_one in examples for example in of_one]
     assert len(set(flat)) == len(flat)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_several_questions_about_the_same_assignment(depth):
+    texts = read(name=f"assign_basic_{depth}", questions=20, max_bytes=200_000)[:-1]
+    asked = collections.Counter()
+    for text in texts:
+        head, *questions = re.split(r"\n(?=[a-z]=___)", text)
+        lines = dict(line.split("=") for line in head.removeprefix("Fill in blank:\n").splitlines())
+        assert len(lines) == 5 * (depth + 1) and len(questions) == 20
+        for question in questions:
+            variable, answer = re.fullmatch(r"([a-z])=___\. ->\nAnswer: (\d+)", question).groups()
+            asked[list(lines).index(variable)] += 1
+            while variable in lines:
+                variable = lines[variable]
+            assert answer == variable
+    # The last five, equally often: 4 standard deviations.
+    assert sorted(asked) == list(range(5 * depth, 5 * depth + 5))
+    total = sum(asked.values())
+    assert all(abs(n - total / 5) < 4 * (total * 0.2 * 0.8) ** 0.5 for n in asked.values())
+
+
+def test_further_questions_of_the_other_forms():
+    (code, *_), (math, *_) = (read(name=f"assign_{form}_0", questions=2) for form in ("code", "math"))
+    assert re.fullmatch(r"(?s).*\nQuestion:(\nWhat is the value of [a-z]\?\nAnswer: \d+){2}", code)
+    assert re.fullmatch(r"(?s).*=\d+(\nWhat is the numerical value of [a-z]\?\nAnswer: \d+){2}", math)
 
 
 def test_primitives_take_turns():
@@ -95,6 +122,8 @@ def test_component_of_a_mixture(tmp_path):
         ({"name": "psm,assign"}, "data.name='assign': must be one of primitives, all, copy_random"),
         ({"name": "primitives,copy_real"}, "data.name='primitives,copy_real': must name a primitive once"),
         ({"max_bytes": 0}, "data.max_bytes=0: primitives has no end: must be above 0"),
+        ({"questions": 2}, "data.questions=2: must be 1, or more for primitives named assign_* alone"),
+        ({"questions": 0, "name": "assign_math_0"}, "data.questions=0: must be 1, or more"),
         ({"seed": -1}, "data.seed=-1: must be 0 or more"),
     ],
 )

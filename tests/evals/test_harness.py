@@ -273,7 +273,7 @@ def test_answers_go_to_the_cache_of_the_harness(plain, tmp_path):
         ("model=nowhere", r"model='nowhere': is no model; must be hf:DIR"),
         ("{model},step=2", r"--step=2: is for --run"),
         ("{model},step=x", r"step='x': must be the number of a checkpoint"),
-        ("{model},program=0-3", r"--program='0-3': must be layers .* of 0 to 1"),
+        ("{model},program=0-3", r"program='0-3': must be layers .* of 0 to 1"),
         ("{model},program=0-1,2-1", r"2-1='': is no argument .* joined by \+"),
         ("{model},pretrained=b", r"pretrained='b': is no argument of depthgrow; legal: run, model, step"),
         ("{model},dtype=int8", r"dtype='int8': must be one of float32, bfloat16"),

@@ -1,5 +1,7 @@
 """A task asked of a network: prompts, boundaries, chance, sweeps and exits."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,7 +159,9 @@ def test_examples_before_an_item():
     (same,) = set(few_shot(items, pool, 3, "\n\n", seed=1))
     assert sorted(same.split("\n\n")) == ["", "p0 a", "p1 a", "p2 a"]
     assert few_shot(items, None, 0, "\n", 0) == [""] * 6
-    with pytest.raises(UserError, match="shots=6: needs 7 items"):
+    with pytest.raises(
+        UserError, match=r"eval.shots=6: there are \d items to take examples from; legal: 0 to 5"
+    ):
         few_shot(items, None, 6, "\n", 0)
 
 
@@ -166,30 +170,44 @@ def test_where_a_continuation_begins():
     backend = train_bpe(["abab abab cdcd"] * 50, 270, ("<s>", "<m>"))
     tokenizer = SubwordTokenizer(backend, 270, 0, 1, "x")
     encoder = Encoder(tokenizer, (0,), 1, 64)
-    context, continuation = encoder.requests("aba", ["b cdcd"])[0]
+    context, continuation, cut = encoder.requests("aba", ["b cdcd"])[0]
+    assert cut == 0
     whole = (0, *tokenizer.encode("abab cdcd"))
     alone = (0, *tokenizer.encode("aba"))
     assert context + continuation == whole and whole[: len(alone)] != alone
     assert alone[: len(context)] == context
-    assert encoder.requests("", ["abab"])[0] == ((0,), tuple(tokenizer.encode("abab")))
+    assert encoder.requests("", ["abab"])[0] == ((0,), tuple(tokenizer.encode("abab")), 0)
     bare = encoder._replace(prefix=())
-    assert bare.requests("", ["abab"])[0] == ((1,), tuple(tokenizer.encode("abab"))) and bare.prompt("") == (
-        1,
+    assert bare.requests("", ["abab"])[0] == ((1,), tuple(tokenizer.encode("abab")), 0) and bare.prompt(
+        ""
+    ) == (
+        (1,),
+        0,
     )
     assert bare.requests("ab", [" cdcd"])[0][0][0] not in (0, 1)
 
 
 def test_long_texts_lose_their_beginning():
     encoder = Encoder(BYTES, (256,), 257, 8)
-    context, continuation = encoder.requests("0123456789", ["ab"])[0]
+    context, continuation, cut = encoder.requests("0123456789", ["ab"])[0]
     # 8 tokens are read: seven of context, and a, from which b is predicted.
     assert bytes(context) == b"3456789" and bytes(continuation) == b"ab"
-    assert bytes(encoder.prompt("0123456789", room=3)) == b"56789"
-    assert encoder.prompt("01") == (256, 48, 49)
+    assert cut == 4  # the prefix, and 0 to 2
+    assert encoder.prompt("0123456789", room=3) == (tuple(b"56789"), 6)
+    assert encoder.prompt("01") == ((256, 48, 49), 0)
     with pytest.raises(UserError, match=r"continuation of 9 tokens: does not fit into the 8"):
         encoder.requests("x", ["123456789"])[0]
     with pytest.raises(UserError, match="adds no token"):
         encoder.requests("x", [""])[0]
+
+
+def test_items_that_lost_their_beginning_are_counted():
+    items = [Choice("01234", (" a", " b"), 0), Choice("012345", (" a", " b"), 0), Question("01234", ("x",))]
+    encoder = Encoder(BYTES, (256,), 257, 8)
+    task = dataclasses.replace(task_of(), max_tokens=2)
+    # Read are the prefix, the prompt, and all but the last token of a choice; a question leaves room for two.
+    assert ask(task, items, None, encoder, shots=0).cut == 0
+    assert ask(task, items, None, encoder._replace(context=7), shots=0).cut == 2
 
 
 def test_orders_of_sweeps():
@@ -203,8 +221,12 @@ def test_orders_of_sweeps():
     assert found["repeat", 2].orders[1] == (0, 1, 2, 1, 2, 1, 2, 3)
     assert repeat(3, 2, 1, 1) == (0, 1, 2, 2)
     assert [s.run_length for s in sweeps(("swap",), 8)] == [1, 2, 4]
-    with pytest.raises(UserError, match=r"eval.run_lengths=\(5,\): longer than the 4 layers"):
+    with pytest.raises(
+        UserError, match=r"eval.run_lengths=\(5,\): none of them fits skip, .* 1 to 3 of 4 layers"
+    ):
         sweeps(("skip",), 4, (5,))
+    with pytest.raises(UserError, match=r"eval.run_lengths=\(2, 3\): \[3\] fit none of swap of 4 layers"):
+        sweeps(("swap",), 4, (2, 3))
 
 
 def test_ties_and_lengths():
@@ -217,7 +239,7 @@ def test_two_networks():
     asked = ask(task_of(), ITEMS[:2], None, ENCODER, shots=0)
     a, b = (outcomes(asked, subject_of(seed), nothing_written) for seed in (0, 5))
     found = compared(a, b)
-    assert set(found) == {"accuracy", "accuracy_norm"}
+    assert set(found) == {"accuracy", "accuracy_norm", "log_prob"}
     want = np.mean([x.scores["accuracy"] - y.scores["accuracy"] for x, y in zip(a, b, strict=True)])
     assert found["accuracy"]["difference"] == want
 

@@ -46,7 +46,7 @@ def log_softmax(x):
 def one_by_one(cfg, params, requests, order=None, gate=None):
     """By the float64 network, each request as one row."""
     found = []
-    for context, continuation in requests:
+    for context, continuation, _ in requests:
         ids = np.array([context + continuation])
         logits = forward(cfg, params, ids, order, gate).logits[0]
         rows = logits[len(context) - 1 : -1]
@@ -180,6 +180,14 @@ def test_few_compilations_for_many_lengths():
     requests = [Request(tuple(rng.integers(0, 50, n).tolist()), (1, 2)) for n in range(1, 60)]
     shapes = {batch.rows.tokens.shape for batch in batches(requests, 256)}
     assert len(shapes) <= 5
+
+
+def test_few_trees_are_not_padded_to_a_large_batch():
+    requests = [Request((i, 2, 3), (i + 1,)) for i in range(5)]
+    (batch,) = batches(requests, 100_000)
+    assert batch.rows.tokens.shape[0] == 8
+    (batch,) = batches(requests, 100_000, multiple=3)
+    assert batch.rows.tokens.shape[0] == 9
 
 
 def test_refusals():

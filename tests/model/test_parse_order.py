@@ -53,7 +53,7 @@ def test_other_texts_are_refused_in_one_line(text):
         parse_order(text, 8)
     message = str(caught.value)
     assert message.startswith(f"--program={text!r}: ") and "\n" not in message
-    assert message.endswith("must be layers and ranges such as 0-3,2-3,5, of 0 to 7")
+    assert message.endswith("must be layers and ranges (7-4 runs backwards) such as 0-3,2-3,5, of 0 to 7")
 
 
 def test_the_last_step_of_a_short_program():
