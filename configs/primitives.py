@@ -5,8 +5,8 @@
 4 layers in blocks of 2, width 128. Four fifths of the text are documents that ask twenty questions about the
 same five variables, the rest six solved examples, as an evaluation with five shots shows. To look a variable
 up takes two heads that work together, and is learned late and at once: with an answer in every nine tokens
-after some 6 million tokens, half an hour on one core; from solved examples alone not within what was tried,
-nor with heads of less than 32 dimensions or a larger learning rate (docs/evals.md).
+after some 6 million tokens, half an hour on one core; from solved examples alone not within what was
+tried. Narrower networks and larger learning rates were tried on fewer tokens only (docs/evals.md).
 """
 
 from depthgrow_jax.config import base_config

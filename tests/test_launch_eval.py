@@ -67,8 +67,10 @@ def test_what_is_there_is_not_overwritten_nor_taken_for_another(run, tmp_path):
     assert (out / "lambada.jsonl").read_text() == "my notes" and done["code"] == 0
     assert without["code"] == 0  # a file of this name is there; whose it is was said above
     (out / "lambada.jsonl").unlink()
+    (without,) = launched(tmp_path, [kept])
+    assert_refused(without, r"eval.keep_items=True: .*lambada.json was made without it")
     write_jsonl(file, [{"context": "text num", "continuation": "bar"}])
-    without, changed = launched(tmp_path, [kept, command])
+    (changed,) = launched(tmp_path, [command])
     assert_refused(changed, r"lambada.json: was made with other settings \(content was .*, now")
 
 
