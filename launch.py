@@ -39,7 +39,9 @@ config_flags.DEFINE_config_file(
 )
 flags.DEFINE_string("workdir", None, "Where the runs live.")
 flags.DEFINE_list("arms", [], "Only these arms of the config (the summary covers all that are finished).")
-flags.DEFINE_bool("keep_memory", True, "Keep freed memory (faster on CPU, a larger process; Linux).")
+flags.DEFINE_bool(
+    "keep_memory", True, "Keep freed memory: faster on CPU, a larger process (Linux; not eval)."
+)
 flags.DEFINE_string("figure", None, "plan: also draw the stages and the descent of their layers to this PNG.")
 flags.DEFINE_string("run", None, "probe, eval, generate, export: the directory of a trained run.")
 flags.DEFINE_string(
@@ -52,8 +54,10 @@ flags.DEFINE_list("probes", [], "probe: only these.")
 flags.DEFINE_string(
     "preset", None, "probe: default, quick, or of csordas (arXiv 2505.13898) or paper (2512.08819)."
 )
-flags.DEFINE_list("tasks", [], "eval: tasks and groups of tasks.")
-flags.DEFINE_integer("limit", None, "eval: items of each task, the first ones; 0 for all.")
+flags.DEFINE_list("tasks", [], "eval: tasks and groups of tasks, instead of the config's.")
+flags.DEFINE_integer(
+    "limit", None, "eval: items of each task, the first ones, instead of the config's; 0 for all."
+)
 flags.DEFINE_string("out", None, "probe, eval: another directory for the results; export: a new directory.")
 flags.DEFINE_string(
     "other", None, "probe: a second network, for the probes that compare two; eval: asked the same."
@@ -156,7 +160,8 @@ def _run_without_training(verb: str) -> None:
     """Sets the process up. Raises `UserError` if it should be one of several."""
     if FLAGS.distributed:
         raise UserError(f"--distributed={FLAGS.distributed}: {verb} runs in one process, on all its devices")
-    if FLAGS.keep_memory:
+    # An evaluation reads many texts, which the threads of the tokenizer cannot do at once from one heap.
+    if FLAGS.keep_memory and verb != "eval":
         keep_freed_memory()
     from depthgrow_jax.executables import keep_executables
 

@@ -34,8 +34,6 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from contender import Contender, serve
 
-from depthgrow_jax.allocator import keep_freed_memory
-
 BATCHES = (1, 8, 32)
 # (task, examples)
 CASES = (("assign_code_0", 0), ("copy_random", 0), ("assign_code_0", 5))
@@ -82,8 +80,8 @@ def depthgrow(place: str, asked: list[tuple[str, tuple[str, ...]]]):
     encoder = Encoder(tokenizer, (), tokenizer.separator_id, loaded.context)
 
     def run() -> list[float]:
-        requests = [request for prompt, choices in asked for request in encoder.requests(prompt, choices)]
-        return [found.log_prob for found in log_likelihoods(loaded.subject, requests)]
+        requests = encoder.requests([(prompt, choice) for prompt, choices in asked for choice in choices])
+        return [found.log_prob for found in log_likelihoods(loaded.subject, list(requests))]
 
     return run
 
@@ -113,7 +111,6 @@ def worker(name: str, place: str, task: str, items: int, shots: int) -> None:
     """Answers every call with its seconds and the log-likelihoods."""
     asked = texts(task, items, shots)
     if name == "depthgrow":
-        keep_freed_memory()
         run = depthgrow(place, asked)
     else:
         run = harness(place, asked, int(name.rpartition(" ")[2]))

@@ -11,8 +11,8 @@ tried. Narrower networks and larger learning rates were tried on fewer tokens on
 
 from depthgrow_jax.config import base_config
 
-# Share of the training sequences, questions about one content, bytes: more than the run reads.
-MIXTURE = {"looked_up": (0.8, 20, 16_000_000), "as_asked": (0.2, 1, 4_000_000)}
+# Share of the sequences, examples of a document, questions about each, bytes: more than the run reads.
+MIXTURE = {"looked_up": (0.8, 1, 20, 16_000_000), "as_asked": (0.2, 6, 1, 4_000_000)}
 
 
 def get_config():
@@ -28,10 +28,11 @@ def get_config():
                 "source": "primitives",
                 "name": "assign_basic_0",
                 "weight": weight,
+                "examples": examples,
                 "questions": questions,
                 "max_bytes": size,
             }
-            for name, (weight, questions, size) in MIXTURE.items()
+            for name, (weight, examples, questions, size) in MIXTURE.items()
         }
     config.optimizer.update(learning_rate=1e-3, b2=0.98, warmup_steps=50, decay_steps=800, schedule="wsd")
     config.train.update(

@@ -28,7 +28,7 @@ from depthgrow_jax.evals.task import Task
 from depthgrow_jax.generating import continuations
 from depthgrow_jax.interop import is_reference
 from depthgrow_jax.model import Sampling, parse_order, reorder, unroll
-from depthgrow_jax.probes.inputs import Subject
+from depthgrow_jax.probes.inputs import Subject, Watch
 from depthgrow_jax.probes.lens import Translators
 from depthgrow_jax.report.eval_table import eval_table
 from depthgrow_jax.rundir import locked, open_directory, read_json, write_json
@@ -159,6 +159,11 @@ def _shots(task: Task, config: EvalConfig) -> int:
     return task.shots if config.shots < 0 else config.shots
 
 
+def _watch(name: str) -> Watch:
+    """Shows how much of the work for a task is done."""
+    return lambda what, total, items: watch(f"{name}: {what}", total, items)
+
+
 def _precision(config: EvalConfig):
     return jax.default_matmul_precision("highest" if config.dtype == "float32" else "default")
 
@@ -167,7 +172,11 @@ def _compared(found: Sequence[Outcome], name: str, theirs: _Reader, config: Eval
     """What the second network got, and the first network's outcomes against its, by metric."""
     with _precision(config):
         other = running.outcomes(
-            theirs.asked[name], theirs.subject, theirs.write, batch_tokens=config.batch_tokens, watch=watch
+            theirs.asked[name],
+            theirs.subject,
+            theirs.write,
+            batch_tokens=config.batch_tokens,
+            watch=_watch(f"{name} of --other"),
         )
     asked = theirs.asked[name]
     facts = {"run": theirs.loaded.facts["run"], "step": theirs.loaded.step, "cut": asked.cut}
@@ -180,7 +189,7 @@ def _evaluate(
     """What is written of one task, and what its items got by the whole network."""
     _, subject, tasks, write = reader
     asked = tasks[name]
-    options: dict[str, Any] = {"batch_tokens": config.batch_tokens, "watch": watch}
+    options: dict[str, Any] = {"batch_tokens": config.batch_tokens, "watch": _watch(name)}
     with _precision(config):
         found = running.outcomes(asked, subject, write, **options)
         result = {

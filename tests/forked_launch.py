@@ -5,6 +5,7 @@ been typed. JAX has started no device yet when the fork happens. Prints a JSON l
 "err"}`.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -15,8 +16,11 @@ import warnings
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import depthgrow_jax.experiment  # noqa: E402, F401  (imported before the forks)
 import launch  # noqa: E402
+
+# What the verbs import when they run: once, before the forks.
+for name in ("evaluating", "experiment", "exporting", "generating", "probing"):
+    importlib.import_module(f"depthgrow_jax.{name}")
 
 
 def run(argv: list[str], cwd: str) -> dict:

@@ -160,7 +160,10 @@ def refusal(place, prompts=("a",), **changes) -> str:
             {"prompts": ("a", "y " * 40)},
             f"--prompt={'y ' * 40!r}: has 81 tokens; the network is made for 64 in all",
         ),
-        ({"order": "0-2"}, "--program='0-2': must be layers and ranges such as 0-3,2-3,5, of 0 to 1"),
+        (
+            {"order": "0-2"},
+            "--program='0-2': must be layers and ranges (7-4 runs backwards) such as 0-3,2-3,5, of 0 to 1",
+        ),
     ],
 )
 def test_refusals(directory, changes, message):

@@ -96,6 +96,9 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
         "eval --tasks=primitives": [r"--run is missing"],
         f"eval --run={run} --tasks=lambda": [r"lambda.*lambada"],
         f"{base} --tasks=lambada": [r"foundry/lambada_openai.jsonl: no such .*; download it from https"],
+        f"eval --run={run} --tasks=lambada --config.eval.data_dir={tmp_path / 'no'}": [
+            r"eval.data_dir='.*no': must be a directory"
+        ],
         f"{base} --tasks=copa": [r"copa.jsonl:1.*gold"],
         f"{base} --tasks=primitives --limit=-1": [r"eval.limit=-1: must be 0 or more"],
         f"{base} --tasks=primitives --config.eval.exits=tuned": [r"eval.lens='': must be given"],

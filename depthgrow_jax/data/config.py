@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from depthgrow_jax.data.primitive_text import names_of
+from depthgrow_jax.data.primitive_text import SHOTS, names_of
 from depthgrow_jax.errors import UserError, require, require_choice
 
 SOURCES = ("stdlib", "files", "tfds", "hf", "primitives", "reasoning_gym")
@@ -31,9 +31,10 @@ class SourceConfig:
         line (the escapes `\n`, `\t`, `\f` and `\r` are understood); empty takes each file as one
         document.
       weight: share of the training sequences drawn from this component of a mixture.
-      max_bytes: stop reading after this many UTF-8 bytes; 0 reads everything. `primitives` and
-        `reasoning_gym` need it: they have no end.
-      questions: `primitives`: how often one content is asked about in a document; above 1 of `assign_*` only.
+      max_bytes, max_documents: stop reading after this many UTF-8 bytes, or documents; 0 reads everything.
+        `primitives` and `reasoning_gym`, which have no end, need one of them.
+      examples: `primitives`: solved examples of a document.
+      questions: `primitives`: how often each of them is asked about; above 1 of `assign_*` only.
       seed: `primitives`, `reasoning_gym`: decides the examples, whatever the seed of the run.
     """
 
@@ -45,6 +46,8 @@ class SourceConfig:
     document_separator: str = ""
     weight: float = 1.0
     max_bytes: int = 0
+    max_documents: int = 0
+    examples: int = SHOTS + 1
     questions: int = 1
     seed: int = 0
 
@@ -123,7 +126,9 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         component.weight,
         "must be above 0",
     )
-    require(component.max_bytes >= 0, prefix + "max_bytes", component.max_bytes, "must be 0 (all) or more")
+    for field in ("max_bytes", "max_documents"):
+        value = getattr(component, field)
+        require(value >= 0, prefix + field, value, "must be 0 (all) or more")
     if component.source in ("files", "hf"):
         require(
             bool(component.path), prefix + "path", component.path, f"source {component.source} needs a path"
@@ -137,6 +142,7 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         )
     if component.source == "primitives":
         names = names_of(component.name, prefix + "name")
+        require(component.examples >= 1, prefix + "examples", component.examples, "must be 1 or more")
         require(
             component.questions >= 1
             and (component.questions == 1 or all(name.startswith("assign_") for name in names)),
@@ -150,10 +156,10 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         )
     if component.source in GENERATED:
         require(
-            component.max_bytes > 0,
+            component.max_bytes > 0 or component.max_documents > 0,
             prefix + "max_bytes",
             component.max_bytes,
-            f"{component.source} has no end: must be above 0",
+            f"{component.source} has no end: must be above 0, or max_documents",
         )
     require(component.seed >= 0, prefix + "seed", component.seed, "must be 0 or more")
     if component.source not in ("stdlib", *GENERATED):

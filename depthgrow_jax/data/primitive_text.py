@@ -61,7 +61,36 @@ class Example(NamedTuple):
 
 
 Build = Callable[[random.Random], Example]
-Lines = list[tuple[str, object]]
+Equations = list[tuple[str, object]]
+
+
+class Form(NamedTuple):
+    """How equations, and a question about them, are written; `{}` of `question` is the variable."""
+
+    before: str
+    equals: str
+    after: str
+    question: str
+
+    def content(self, equations: Equations) -> str:
+        """All that stands before the question."""
+        return f"{self.before}{_lines(equations, self.equals)}{self.after}"
+
+
+_BASIC = Form("Fill in blank:\n", "=", "\n", "{}=___. ->\nAnswer:")
+_CODE = Form(
+    "The following is a very short Python program. Use the program to resolve the value of the variable in "
+    "the question.\nProgram:\n",
+    " = ",
+    "\n\nQuestion:\n",
+    "What is the value of {}?\nAnswer:",
+)
+_MATH = Form(
+    "The following is a set of simple mathematical equations.\n\n",
+    "=",
+    "\n",
+    "What is the numerical value of {}?\nAnswer:",
+)
 
 
 def examples(name: str, seed: int, split: str) -> Iterator[Example]:
@@ -85,22 +114,24 @@ def examples(name: str, seed: int, split: str) -> Iterator[Example]:
         yield example
 
 
-def documents(names: Sequence[str], seed: int, questions: int = 1) -> Iterator[str]:
+def documents(
+    names: Sequence[str], seed: int, *, count: int = SHOTS + 1, questions: int = 1
+) -> Iterator[str]:
     """Training documents without end. Primitives take turns; no content comes twice.
 
-    With one question a document is solved examples of one primitive, as many as an evaluation shows. With
-    more it is one example of assignments and further questions about the same, drawn with replacement: a
-    small model sees an answer every few tokens, and learns to look them up much sooner.
+    Args:
+      names: primitives.
+      seed: of the examples.
+      count: solved examples of a document, all of one primitive.
+      questions: how often each content is asked about; more than once of the assignments only. The questions
+        after the first are drawn with replacement. A small model then sees an answer every few tokens, and
+        learns to look them up much sooner.
     """
     streams = [examples(name, seed, "train") for name in names]
     for number, stream in enumerate(itertools.cycle(streams)):
-        if questions == 1:
-            yield SEPARATOR.join(example.text for example in itertools.islice(stream, SHOTS + 1))
-            continue
-        example = next(stream)
         rng = random.Random(f"questions {seed} {number}")
-        asked = [example.questions[_below(rng, len(example.questions))] for _ in range(questions - 1)]
-        yield "\n".join([example.text, *asked])
+        solved = itertools.islice(stream, count)
+        yield SEPARATOR.join(_with_questions(rng, example, questions - 1) for example in solved)
 
 
 def names_of(spec: str, field: str) -> tuple[str, ...]:
@@ -114,6 +145,11 @@ def names_of(spec: str, field: str) -> tuple[str, ...]:
         names += GROUPS.get(part, (part,))
     require(len(set(names)) == len(names), field, spec, "must name a primitive once")
     return tuple(names)
+
+
+def _with_questions(rng: random.Random, example: Example, more: int) -> str:
+    asked = (example.questions[_below(rng, len(example.questions))] for _ in range(more))
+    return "\n".join([example.text, *asked])
 
 
 def _example(
@@ -143,54 +179,31 @@ def _real_words(rng: random.Random) -> list[str]:
     return _drawn(rng, WORDS, _WORDS_SHOWN)
 
 
-def _assignment(form: Callable[[Lines, str], str], depth: int) -> Build:
+def _assignment(form: Form, depth: int) -> Build:
     def build(rng: random.Random) -> Example:
         letters = _drawn(rng, _LETTERS, _VARIABLES * (depth + 1))
         values = _until_prefix_free(lambda: _drawn(rng, range(1, _LARGEST + 1), _VARIABLES))
         layer = letters[:_VARIABLES]
         value_of = dict(zip(layer, values, strict=True))
-        lines: Lines = list(value_of.items())
+        equations: Equations = list(value_of.items())
         for first in range(_VARIABLES, len(letters), _VARIABLES):
             aliases = letters[first : first + _VARIABLES]
             for alias, target in zip(aliases, _drawn(rng, layer, _VARIABLES), strict=True):
-                lines.append((alias, target))
+                equations.append((alias, target))
                 value_of[alias] = value_of[target]
             layer = aliases
         asked = layer[_below(rng, _VARIABLES)]
-        example = _example(rng, form(lines, asked), values, value_of[asked], _equations(lines))
-        return example._replace(questions=tuple(f"{_question(form, lines, v)} {value_of[v]}" for v in layer))
+        prompt = form.content(equations) + form.question.format(asked)
+        example = _example(rng, prompt, values, value_of[asked], _lines(equations))
+        return example._replace(
+            questions=tuple(f"{form.question.format(variable)} {value_of[variable]}" for variable in layer)
+        )
 
     return build
 
 
-def _question(form: Callable[[Lines, str], str], lines: Lines, asked: str) -> str:
-    """The last lines of a form, from where the question begins: what differs between two questions."""
-    whole, other = form(lines, asked), form(lines, "?")
-    first = next(i for i, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b)
-    return whole[whole.rindex("\n", 0, first) + 1 :]
-
-
-def _equations(lines: Lines, equals: str = "=") -> str:
-    return "\n".join(f"{variable}{equals}{value}" for variable, value in lines)
-
-
-def _basic(lines: Lines, asked: str) -> str:
-    return f"Fill in blank:\n{_equations(lines)}\n{asked}=___. ->\nAnswer:"
-
-
-def _code(lines: Lines, asked: str) -> str:
-    return (
-        "The following is a very short Python program. Use the program to resolve the value of the variable "
-        f"in the question.\nProgram:\n{_equations(lines, ' = ')}\n\n"
-        f"Question:\nWhat is the value of {asked}?\nAnswer:"
-    )
-
-
-def _math(lines: Lines, asked: str) -> str:
-    return (
-        f"The following is a set of simple mathematical equations.\n\n{_equations(lines)}\n"
-        f"What is the numerical value of {asked}?\nAnswer:"
-    )
+def _lines(equations: Equations, equals: str = "=") -> str:
+    return "\n".join(f"{variable}{equals}{value}" for variable, value in equations)
 
 
 def _psm(rng: random.Random) -> Example:
@@ -200,13 +213,14 @@ def _psm(rng: random.Random) -> Example:
         sign, value = (("+", a + b), ("-", a - b))[_below(rng, 2)]
         if value >= _SMALLEST_RESULT:
             break
-    lines: Lines = [(first, a), (second, b)]
+    equations: Equations = [(first, a), (second, b)]
     if _below(rng, 2):
-        lines.reverse()
-    lines.append((result, f"{first}{sign}{second}"))
+        equations.reverse()
+    equations.append((result, f"{first}{sign}{second}"))
     # The right one is the smallest, ..., the largest of them equally often: its size says nothing.
     lowest = value - _below(rng, 5)
-    return _example(rng, _basic(lines, result), range(lowest, lowest + 5), value, _equations(lines))
+    prompt = _BASIC.content(equations) + _BASIC.question.format(result)
+    return _example(rng, prompt, range(lowest, lowest + 5), value, _lines(equations))
 
 
 def _below(rng: random.Random, count: int) -> int:
@@ -236,7 +250,7 @@ _BUILDERS: dict[str, Build] = {
     "copy_real": _copying(_real_words),
     **{
         f"assign_{name}_{depth}": _assignment(form, depth)
-        for name, form in (("basic", _basic), ("code", _code), ("math", _math))
+        for name, form in (("basic", _BASIC), ("code", _CODE), ("math", _MATH))
         for depth in (0, 1, 2)
     },
     "psm": _psm,

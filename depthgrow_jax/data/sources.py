@@ -22,7 +22,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def documents(component: SourceConfig, field: str) -> list[str]:
     """All documents of one source, in a fixed order, each with some text other than white space.
 
-    Reading stops at `max_bytes` UTF-8 bytes; the document that crosses the limit is cut there.
+    Reading stops after `max_documents`, and at `max_bytes` UTF-8 bytes; the document that crosses that limit
+    is cut there.
     Surrogates, which UTF-8 cannot carry, become U+FFFD unless they pair up. `field` prefixes the
     config field in error messages. Raises `UserError` if nothing is left.
     """
@@ -35,7 +36,7 @@ def documents(component: SourceConfig, field: str) -> list[str]:
             left -= len(raw)
         if text.strip():
             texts.append(text)
-        if component.max_bytes and left <= 0:
+        if (component.max_bytes and left <= 0) or len(texts) == component.max_documents > 0:
             break
     if not texts:
         raise UserError(f"{field}path={component.path!r}: {component.source} source holds no text")
@@ -72,7 +73,9 @@ def read_stdlib(component: SourceConfig, field: str) -> Iterator[str]:
 def read_primitives(component: SourceConfig, field: str) -> Iterator[str]:
     """Solved examples of reasoning primitives, of the split that no evaluation asks; without end."""
     names = primitive_text.names_of(component.name, f"{field}name")
-    yield from primitive_text.documents(names, component.seed, component.questions)
+    yield from primitive_text.documents(
+        names, component.seed, count=component.examples, questions=component.questions
+    )
 
 
 def read_reasoning_gym(component: SourceConfig, field: str) -> Iterator[str]:

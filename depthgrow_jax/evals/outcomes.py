@@ -6,10 +6,8 @@ from typing import NamedTuple
 from depthgrow_jax.evals.answers import grade
 from depthgrow_jax.evals.items import Choice, Completion, Item, Question, Substitution
 from depthgrow_jax.evals.metrics import choose, credit
-from depthgrow_jax.evals.prompting import Encoder
 from depthgrow_jax.evals.scoring import Likelihood
 from depthgrow_jax.evals.task import Task
-from depthgrow_jax.evals.trees import Request
 
 
 class Outcome(NamedTuple):
@@ -29,18 +27,14 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-def requests_of(item: Item, before: str, encoder: Encoder) -> list[Request]:
-    """The likelihoods that decide an item; none for a question, whose answer is generated.
-
-    Args:
-      before: few-shot examples.
-    """
+def pairs_of(item: Item) -> list[tuple[str, str]]:
+    """(prompt, continuation) whose likelihoods decide an item; a question has none, its answer is written."""
     if isinstance(item, Choice):
-        return encoder.requests(before + item.prompt, item.choices)
+        return [(item.prompt, choice) for choice in item.choices]
     if isinstance(item, Substitution):
-        return [encoder.requests(before + prompt, [item.target])[0] for prompt in item.prompts]
+        return [(prompt, item.target) for prompt in item.prompts]
     if isinstance(item, Completion):
-        return encoder.requests(before + item.prompt, [item.target])
+        return [(item.prompt, item.target)]
     return []
 
 

@@ -4,10 +4,8 @@ Scored as in Kapl et al. 2025 (arXiv 2512.08819): multiple choice after five sol
 """
 
 import itertools
-from collections.abc import Sequence
 
 from depthgrow_jax.data.primitive_text import NAMES, SEPARATOR, SHOTS, examples
-from depthgrow_jax.errors import require
 from depthgrow_jax.evals.items import Choice
 from depthgrow_jax.evals.task import Task
 
@@ -23,28 +21,6 @@ def generate(name: str, count: int, seed: int, split: str = "test") -> list[Choi
     """
     found = itertools.islice(examples(name, seed, split), count)
     return [Choice(e.prompt, e.choices, e.gold, group=name) for e in found]
-
-
-def documents_for_finetuning(names: Sequence[str], count: int, seed: int) -> list[str]:
-    """`count` solved examples of the split `train`, an equal share of each name, taking turns.
-
-    Kapl et al. 2026 (arXiv 2602.16490) fine-tune on 64, 128, 256 and 512 examples of `assign_code_1` and
-    `assign_code_2`; the fewer are the first of the more. They are also the first of a training source
-    of the same primitives and seed: take another seed.
-
-    Raises `UserError` where `count` cannot be shared equally.
-    """
-    require(
-        count > 0 and len(names) > 0 and count % len(names) == 0,
-        "count",
-        count,
-        f"must be a positive multiple of the number of primitives, {len(names)}",
-    )
-    shares = [
-        [e.text for e in itertools.islice(examples(name, seed, "train"), count // len(names))]
-        for name in names
-    ]
-    return [text for row in zip(*shares, strict=True) for text in row]
 
 
 def _task(name: str) -> Task:

@@ -1,6 +1,6 @@
 """From items to ids: few-shot examples before an item, and where a continuation begins."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,9 @@ from depthgrow_jax.data.tokenizer import Tokenizer
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.items import Item, example
 from depthgrow_jax.evals.trees import Request
+
+# Texts of one call of the tokenizer, which works on all cores.
+_ENCODED_AT_ONCE = 512
 
 
 class Encoder(NamedTuple):
@@ -32,19 +35,20 @@ class Encoder(NamedTuple):
         cut = max(0, len(ids) - (self.context - room))
         return ids[cut:], cut
 
-    def requests(self, prompt: str, continuations: Sequence[str]) -> list[Request]:
-        """How likely each of `continuations` is after `prompt`, as the tokenizer reads both together.
+    def requests(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Request]:
+        """How likely the second text of each pair is after the first, as the tokenizer reads both together.
 
         A continuation begins where the ids of the whole text leave those of the prompt: a token that spans
-        the border belongs to it. Raises `UserError` for a continuation that adds no token, or one longer than
-        the context.
+        the border belongs to it. Raises `UserError`, in the place of its request, for a continuation that
+        adds no token, or one longer than the context.
         """
-        alone = (*self.prefix, *self.tokenizer.encode(prompt))
-        texts = self.tokenizer.encode_batch([prompt + continuation for continuation in continuations])
-        return [
-            self._request(alone, (*self.prefix, *ids.tolist()), continuation)
-            for ids, continuation in zip(texts, continuations, strict=True)
-        ]
+        for start in range(0, len(pairs), _ENCODED_AT_ONCE):
+            some = pairs[start : start + _ENCODED_AT_ONCE]
+            texts = list(dict.fromkeys(text for prompt, rest in some for text in (prompt, prompt + rest)))
+            encoded = self.tokenizer.encode_batch(texts)
+            ids = {text: (*self.prefix, *of.tolist()) for text, of in zip(texts, encoded, strict=True)}
+            for prompt, continuation in some:
+                yield self._request(ids[prompt], ids[prompt + continuation], continuation)
 
     def _request(self, alone: tuple[int, ...], whole: tuple[int, ...], continuation: str) -> Request:
         pairs = enumerate(zip(whole, alone, strict=False))

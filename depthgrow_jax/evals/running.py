@@ -1,6 +1,7 @@
 """A task, asked of a network: as it is, under other orders of its layers, and at its early exits."""
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.items import Completion, Item, Question
 from depthgrow_jax.evals.metrics import Summary, accuracy, chance, paired, perplexity
-from depthgrow_jax.evals.outcomes import Outcome, answer_of, outcome_of, requests_of
+from depthgrow_jax.evals.outcomes import Outcome, answer_of, outcome_of, pairs_of
 from depthgrow_jax.evals.prompting import Encoder, few_shot
 from depthgrow_jax.evals.scoring import (
     Likelihood,
@@ -71,9 +72,14 @@ def ask(
     spans, prompts, cut = [], {}, 0
     items = items[: limit or None]
     before = before[: limit or None]
+    pairs = [
+        [(shown + prompt, rest) for prompt, rest in pairs_of(item)]
+        for item, shown in zip(items, before, strict=True)
+    ]
+    encoded = encoder.requests(list(itertools.chain(*pairs)))
     for index, (item, shown) in enumerate(zip(items, before, strict=True)):
         try:
-            new = requests_of(item, shown, encoder)
+            new = list(itertools.islice(encoded, len(pairs[index])))
         except UserError as error:
             raise UserError(f"{task.name}, item {index}: {error}") from None
         spans.append(slice(len(requests), len(requests) + len(new)))

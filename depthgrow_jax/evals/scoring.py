@@ -1,6 +1,6 @@
 """Exact log-likelihoods of continuations: few passes, few compilations, any order of layers, every exit.
 
-B rows, T tokens, C targets of a batch of trees (`evals.trees`); K steps, D width, V vocabulary.
+B rows, T tokens, S sources, C targets of a batch of trees (`evals.trees`); K steps, D width, V vocabulary.
 """
 
 import functools
@@ -184,6 +184,33 @@ def _read_prefix(cfg: ModelConfig, params: Params, program: LayerProgram, tokens
     return jax.lax.scan(body, embed(cfg, params, tokens), jnp.arange(program.steps))[1]
 
 
+def _attention_behind(past, query, key, value, visible):
+    """Attention over keys and values `past`, `[1, P, K, H]`, that all rows share, and then over their own.
+
+    What the rows share is one matmul for all of them, and copied for none: with five examples behind it the
+    attention of a short prompt takes a fourth of the time (measured, CPU).
+
+    Args:
+      query: `[B, T, K * G, H]`; key, value: `[B, T, K, H]`; visible: `[B, T, T]`, which own keys are seen.
+    """
+    batch, length, heads, width = query.shape
+    kv_heads = key.shape[2]
+    query = query.reshape(batch, length, kv_heads, heads // kv_heads, width) * width**-0.5
+    own = jnp.einsum("btkgh,bskh->bkgts", query, key, preferred_element_type=jnp.float32)
+    own = jnp.where(visible[:, None, None], own, -jnp.inf)
+    by_head = jnp.moveaxis(query, 2, 0)
+    shared = jnp.einsum("kbtgh,pkh->kbtgp", by_head, past[0][0], preferred_element_type=jnp.float32)
+    # Both parts are taken relative to their common maximum, and divided by their common sum at the end.
+    most = jnp.maximum(jnp.max(shared, axis=-1), jnp.einsum("bkgt->kbtg", jnp.max(own, axis=-1)))
+    shared = jnp.exp(shared - most[..., None])
+    own = jnp.exp(own - jnp.einsum("kbtg->bkgt", most)[..., None])
+    total = jnp.sum(shared, axis=-1) + jnp.einsum("bkgt->kbtg", jnp.sum(own, axis=-1))
+    mixed = jnp.einsum("kbtgp,pkh->kbtgh", shared.astype(value.dtype), past[1][0])
+    mixed += jnp.einsum("bkgts,bskh->kbtgh", own.astype(value.dtype), value)
+    mixed = (mixed / total[..., None]).astype(value.dtype)
+    return jnp.moveaxis(mixed, 0, 2).reshape(batch, length, heads, width)
+
+
 def _run(cfg, params, program, rows: Rows, prefix, linear: bool, tap):
     """The stream after the last step, `[B, T, D]`, and what `tap` makes of that after each, `[K, ...]`."""
     rotary = rotation(cfg, rows.position)
@@ -198,16 +225,9 @@ def _run(cfg, params, program, rows: Rows, prefix, linear: bool, tap):
         def attend(query, key, value):
             if past is None and linear:
                 return causal_attention(query, key, value)
-            visible = mask
-            if past is not None:
-                batch = query.shape[0]
-                key, value = (
-                    jnp.concatenate([jnp.broadcast_to(old, (batch, *old.shape[1:])), new], axis=1)
-                    for old, new in zip(past, (key, value), strict=True)
-                )
-                room = ((0, 0), (0, 0), (past[0].shape[1], 0))
-                visible = jnp.pad(mask, room, constant_values=True)
-            return jax.nn.dot_product_attention(query, key, value, mask=visible[:, None])
+            if past is None:
+                return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+            return _attention_behind(past, query, key, value, mask)
 
         out = layer_step(cfg, params, k, x, program=program, rotary=rotary, attend=attend).out
         return out, tap(out)
@@ -215,25 +235,31 @@ def _run(cfg, params, program, rows: Rows, prefix, linear: bool, tap):
     return jax.lax.scan(body, embed(cfg, params, rows.tokens), before)
 
 
-def _targets(cfg, params, hidden, target):
-    """Log probability and greediness `[B, C]` of `target` read off `hidden [B, C, D]`."""
+def _targets(cfg, params, hidden, rows: Rows):
+    """Log probability and greediness `[B, C]` of the targets of `rows`, read off `hidden [B, S, D]`."""
     batch, count, width = hidden.shape
-    # Cut along the targets: rows of a batch may lie on several devices.
+    # Cut along the sources: rows of a batch may lie on several devices.
     each = max(1, min(count, _LOGIT_ROWS // batch))
     chunks = -(-count // each)
-    room = chunks * each - count
-    hidden = jnp.pad(hidden, ((0, 0), (0, room), (0, 0))).reshape(batch, chunks, each, width)
-    ids = jnp.pad(target, ((0, 0), (0, room))).reshape(batch, chunks, each)
+    hidden = jnp.pad(hidden, ((0, 0), (0, chunks * each - count), (0, 0))).reshape(batch, chunks, each, width)
+    row = jnp.arange(batch)[:, None]
+    wanted = jnp.maximum(rows.target, 0)
 
-    def chunk(parts):
-        rows, wanted = parts
-        logits = unembed(cfg, params, rows)
-        chosen = jnp.take_along_axis(logits, jnp.maximum(wanted, 0)[..., None], axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == wanted
+    def chunk(log_prob_and_greedy, part):
+        log_prob, greedy = log_prob_and_greedy
+        first, states = part
+        logits = unembed(cfg, params, states)
+        # Targets of other chunks read something here, which is not kept.
+        source = jnp.clip(rows.source - first, 0, each - 1)
+        mine = rows.source - first == source
+        found = logits[row, source, wanted] - jax.nn.logsumexp(logits, axis=-1)[row, source]
+        best = jnp.argmax(logits, axis=-1)[row, source] == rows.target
+        return (jnp.where(mine, found, log_prob), jnp.where(mine, best, greedy)), None
 
-    found = jax.lax.map(chunk, (jnp.swapaxes(hidden, 0, 1), jnp.swapaxes(ids, 0, 1)))
-    log_prob, greedy = (jnp.swapaxes(part, 0, 1).reshape(batch, -1)[:, :count] for part in found)
-    return jnp.where(target == PADDING, 0.0, log_prob), greedy
+    start = jnp.zeros(rows.target.shape, jnp.float32), jnp.zeros(rows.target.shape, bool)
+    parts = jnp.arange(chunks) * each, jnp.swapaxes(hidden, 0, 1)
+    (log_prob, greedy), _ = jax.lax.scan(chunk, start, parts)
+    return jnp.where(rows.target == PADDING, 0.0, log_prob), greedy
 
 
 def _at(x, place):
@@ -243,7 +269,7 @@ def _at(x, place):
 @functools.partial(jax.jit, static_argnames=("cfg", "linear"))
 def _score(cfg, params, program, rows, prefix, *, linear: bool):
     x, _ = _run(cfg, params, program, rows, prefix, linear, lambda out: None)
-    return _targets(cfg, params, _at(x, rows.place), rows.target)
+    return _targets(cfg, params, _at(x, rows.place), rows)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "linear"))
@@ -253,4 +279,4 @@ def _exits(cfg, params, program, rows, prefix, lens, *, linear: bool):
     points = jnp.concatenate([_at(embed(cfg, params, rows.tokens), rows.place)[None], after])
     if lens is not None:
         points = apply_translators(lens, points)
-    return jax.lax.map(lambda hidden: _targets(cfg, params, hidden, rows.target), points)
+    return jax.lax.map(lambda hidden: _targets(cfg, params, hidden, rows), points)

@@ -42,7 +42,7 @@ def test_documents_are_six_solved_examples_and_none_comes_twice():
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_several_questions_about_the_same_assignment(depth):
-    texts = read(name=f"assign_basic_{depth}", questions=20, max_bytes=200_000)[:-1]
+    texts = read(name=f"assign_basic_{depth}", examples=1, questions=20, max_bytes=200_000)[:-1]
     asked = collections.Counter()
     for text in texts:
         head, *questions = re.split(r"\n(?=[a-z]=___)", text)
@@ -61,9 +61,34 @@ def test_several_questions_about_the_same_assignment(depth):
 
 
 def test_further_questions_of_the_other_forms():
-    (code, *_), (math, *_) = (read(name=f"assign_{form}_0", questions=2) for form in ("code", "math"))
+    (code, *_), (math, *_) = (
+        read(name=f"assign_{form}_0", examples=1, questions=2) for form in ("code", "math")
+    )
     assert re.fullmatch(r"(?s).*\nQuestion:(\nWhat is the value of [a-z]\?\nAnswer: \d+){2}", code)
     assert re.fullmatch(r"(?s).*=\d+(\nWhat is the numerical value of [a-z]\?\nAnswer: \d+){2}", math)
+
+
+def test_examples_of_a_document_and_questions_about_each():
+    for text in read(examples=3, questions=2)[:-1]:
+        parts = text.split("\n\n")
+        # A question and its answer, twice.
+        assert len(parts) == 3 and [part.count("___. ->\nAnswer: ") for part in parts] == [2, 2, 2]
+
+
+def test_fine_tuning_on_few_examples():
+    """An equal share of each primitive, one example a document; the fewer are among the more."""
+    few = {"name": "assign_code_1,assign_code_2", "examples": 1, "max_bytes": 0}
+    most = read(**few, max_documents=512)
+    assert len(set(most)) == 512
+    for text, depth in zip(most, itertools.cycle((1, 2))):
+        values = dict(re.findall(r"^([a-z]) = (\w+)$", text, re.M))
+        asked, answer = re.search(r"value of ([a-z])\?\nAnswer: (\d+)$", text).groups()
+        while asked in values:
+            asked = values[asked]
+        assert answer == asked and len(values) == 5 * (depth + 1)
+    for count in (64, 128, 256):
+        assert read(**few, max_documents=count) == most[:count]
+    assert not set(most) & set(read(**few, max_documents=512, seed=1))
 
 
 def test_primitives_take_turns():
@@ -121,7 +146,9 @@ def test_component_of_a_mixture(tmp_path):
         ({"name": ""}, "data.name='': must be one of primitives, all, copy_random"),
         ({"name": "psm,assign"}, "data.name='assign': must be one of primitives, all, copy_random"),
         ({"name": "primitives,copy_real"}, "data.name='primitives,copy_real': must name a primitive once"),
-        ({"max_bytes": 0}, "data.max_bytes=0: primitives has no end: must be above 0"),
+        ({"max_bytes": 0}, "data.max_bytes=0: primitives has no end: must be above 0, or max_documents"),
+        ({"max_documents": -1}, "data.max_documents=-1: must be 0 (all) or more"),
+        ({"examples": 0}, "data.examples=0: must be 1 or more"),
         ({"questions": 2}, "data.questions=2: must be 1, or more for primitives named assign_* alone"),
         ({"questions": 0, "name": "assign_math_0"}, "data.questions=0: must be 1, or more"),
         ({"seed": -1}, "data.seed=-1: must be 0 or more"),

@@ -124,6 +124,13 @@ def test_max_bytes_cuts_the_document_that_crosses_it(write_jsonl):
     assert read(path, max_bytes=0) == ["abcd", "ééé", "later"]
 
 
+def test_max_documents_counts_those_with_text(write_jsonl):
+    path = write_jsonl("a.jsonl", ["one", " ", "two", "three"])
+    assert read(path, max_documents=2) == ["one", "two"]
+    assert read(path, max_documents=2, max_bytes=2) == ["on"]
+    assert read(path, max_documents=9) == read(path) == ["one", "two", "three"]
+
+
 def test_surrogates_become_replacement_characters(tmp_path):
     (tmp_path / "a.jsonl").write_text(r'{"text": "a\ud800b"}' + "\n" + r'{"text": "\ud83d\ude00"}')
     assert read(tmp_path / "a.jsonl") == ["a\ufffdb", "\U0001f600"]

@@ -15,7 +15,7 @@ from depthgrow_jax.data.primitive_text import GROUPS, NAMES, examples
 from depthgrow_jax.data.primitive_words import WORDS
 from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.items import example
-from depthgrow_jax.evals.primitives import PRIMITIVES, documents_for_finetuning, generate
+from depthgrow_jax.evals.primitives import PRIMITIVES, generate
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ASSIGNMENTS = [name for name in NAMES if name.startswith("assign")]
@@ -282,41 +282,3 @@ def test_tasks_are_those_of_the_paper():
 
 def test_words_are_words():
     assert len(set(WORDS)) == len(WORDS) > 300 and all(re.fullmatch("[a-z]+", word) for word in WORDS)
-
-
-def test_fine_tuning_takes_equal_shares_of_solved_examples():
-    names = ("assign_code_1", "assign_code_2")
-    for count in (64, 128, 256, 512):
-        texts = documents_for_finetuning(names, count, 1)
-        assert len(set(texts)) == count
-        equations = [len(re.findall(r"^[a-z] = \w+$", text, re.M)) for text in texts]
-        assert equations == [10, 15] * (count // 2)
-        for text in texts:
-            prompt, answer = text.rsplit(" ", 1)
-            assert answer == solve(prompt)
-    assert documents_for_finetuning(names, 64, 1) == texts[:64]
-    assert not set(texts) & set(documents_for_finetuning(names, 512, 2))
-    asked = {example(item) for name in names for item in generate(name, 1000, 1)}
-    assert not set(texts) & asked
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: generate("copy", 1, 0),
-            "primitive='copy': must be one of copy_random, copy_real, assign_basic_0",
-        ),
-        (lambda: generate("psm", 1, 0, "dev"), "split='dev': must be one of train, test"),
-        (
-            lambda: documents_for_finetuning(("psm", "copy_real"), 65, 0),
-            "count=65: must be a positive multiple",
-        ),
-        (lambda: documents_for_finetuning((), 64, 0), "count=64: must be a positive multiple"),
-        (lambda: documents_for_finetuning(("psm",), 0, 0), "count=0: must be a positive multiple"),
-    ],
-)
-def test_what_cannot_be_made_is_refused(call, message):
-    with pytest.raises(UserError) as caught:
-        call()
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)

@@ -170,35 +170,35 @@ def test_where_a_continuation_begins():
     backend = train_bpe(["abab abab cdcd"] * 50, 270, ("<s>", "<m>"))
     tokenizer = SubwordTokenizer(backend, 270, 0, 1, "x")
     encoder = Encoder(tokenizer, (0,), 1, 64)
-    context, continuation, cut = encoder.requests("aba", ["b cdcd"])[0]
+    context, continuation, cut = next(encoder.requests([("aba", "b cdcd")]))
     assert cut == 0
     whole = (0, *tokenizer.encode("abab cdcd"))
     alone = (0, *tokenizer.encode("aba"))
     assert context + continuation == whole and whole[: len(alone)] != alone
     assert alone[: len(context)] == context
-    assert encoder.requests("", ["abab"])[0] == ((0,), tuple(tokenizer.encode("abab")), 0)
+    assert next(encoder.requests([("", "abab")])) == ((0,), tuple(tokenizer.encode("abab")), 0)
     bare = encoder._replace(prefix=())
-    assert bare.requests("", ["abab"])[0] == ((1,), tuple(tokenizer.encode("abab")), 0) and bare.prompt(
+    assert next(bare.requests([("", "abab")])) == ((1,), tuple(tokenizer.encode("abab")), 0) and bare.prompt(
         ""
     ) == (
         (1,),
         0,
     )
-    assert bare.requests("ab", [" cdcd"])[0][0][0] not in (0, 1)
+    assert next(bare.requests([("ab", " cdcd")]))[0][0] not in (0, 1)
 
 
 def test_long_texts_lose_their_beginning():
     encoder = Encoder(BYTES, (256,), 257, 8)
-    context, continuation, cut = encoder.requests("0123456789", ["ab"])[0]
+    context, continuation, cut = next(encoder.requests([("0123456789", "ab")]))
     # 8 tokens are read: seven of context, and a, from which b is predicted.
     assert bytes(context) == b"3456789" and bytes(continuation) == b"ab"
     assert cut == 4  # the prefix, and 0 to 2
     assert encoder.prompt("0123456789", room=3) == (tuple(b"56789"), 6)
     assert encoder.prompt("01") == ((256, 48, 49), 0)
     with pytest.raises(UserError, match=r"continuation of 9 tokens: does not fit into the 8"):
-        encoder.requests("x", ["123456789"])[0]
+        next(encoder.requests([("x", "123456789")]))
     with pytest.raises(UserError, match="adds no token"):
-        encoder.requests("x", [""])[0]
+        next(encoder.requests([("x", "")]))
 
 
 def test_items_that_lost_their_beginning_are_counted():

@@ -24,7 +24,7 @@ def subject_of(cfg=CFG, program=None):
     return Subject(cfg, random_params(cfg, DEPTH), program or layer_program(cfg, DEPTH))
 
 
-def some_requests(seed=0, shared=40):
+def some_requests(seed=0, shared=200):
     """Few-shot trees with one to four branches, a context without them, single tokens, duplicates."""
     rng = np.random.default_rng(seed)
     draw = lambda low, high: tuple(rng.integers(0, 50, rng.integers(low, high)).tolist())  # noqa: E731
@@ -154,15 +154,42 @@ def test_on_a_mesh():
 
 def test_a_shared_context_is_read_once():
     """Four choices after one context, and few-shot examples before all of them."""
-    shots = tuple(range(40))
+    shots = tuple(i % 40 for i in range(300))
     requests = [Request((*shots, 41 + i, 7), (c, 1, 2)) for i in range(5) for c in (1, 2, 3, 4)]
     trees = trees_of(requests)
-    assert len(trees) == 5 and all(tree.size == 42 + 4 * 2 and tree.targets == 12 for tree in trees)
+    assert len(trees) == 5 and all(tree.size == 302 + 4 * 2 and tree.targets == 12 for tree in trees)
     (batch,) = batches(requests, 4096)
     assert batch.prefix == shots and not batch.linear
     assert [tree.size for tree in batch.trees] == [2 + 4 * 2] * 5
     read = (batch.rows.branch[: len(batch.trees)] >= 0).sum()
-    assert read == 5 * 10  # 20 requests of 44 tokens each would read 880
+    assert read == 5 * 10  # 20 requests of 304 tokens each would read 6,080
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "prefixes"),
+    [
+        # Ten trees in each half. Shared by all: 20 x 19 < 1,024; by halves: 2 x (220 x 9 - 1,024) are saved.
+        (20, 200, {220: 10}),
+        # 200 x 19 - 1,024 = 2,776 are saved by one prefix, 2 x (220 x 9 - 1,024) = 1,912 by two.
+        (200, 20, {200: 20}),
+        # 30 x 19 < 1,024 and 40 x 9 < 1,024: none is worth a pass.
+        (30, 10, {0: 20}),
+        # The halves are the same ten, and one of them is the beginning itself, of which a token is left.
+        (200, 0, {199: 10}),
+    ],
+)
+def test_beginnings_that_save_the_most(common, own, prefixes):
+    start = tuple(i % 7 for i in range(common))
+    requests = [
+        Request((*start, *[10 + half] * own, *[30 + i] * (own + i > 0)), (3, i))
+        for half in (0, 1)
+        for i in range(10)
+    ]
+    found = {}
+    for batch in batches(requests, 100_000):
+        found[len(batch.prefix)] = len(batch.trees)
+        assert all((*batch.prefix, *tree.trunk) in {r.context for r in requests} for tree in batch.trees)
+    assert found == prefixes
 
 
 def test_many_branches_are_several_trees():
@@ -175,11 +202,16 @@ def test_many_branches_are_several_trees():
     assert_close(log_likelihoods(subject, requests)[::50], one_by_one(CFG, subject.params, requests[::50]))
 
 
-def test_few_compilations_for_many_lengths():
+def test_another_length_where_it_saves_much_padding():
+    """Of 8, 16, ..., 64 tokens: eight each, of which another length saves 32 x 32 at most; and many more."""
     rng = np.random.default_rng(0)
-    requests = [Request(tuple(rng.integers(0, 50, n).tolist()), (1, 2)) for n in range(1, 60)]
-    shapes = {batch.rows.tokens.shape for batch in batches(requests, 256)}
-    assert len(shapes) <= 5
+    for times, lengths in ((1, {64}), (80, {8, 16, 24, 32, 40, 48, 56, 64})):
+        requests = [
+            Request(tuple(rng.integers(0, 50, size).tolist()), (1,))
+            for size in range(8, 65, 8)
+            for _ in range(8 * times)
+        ]
+        assert {batch.rows.tokens.shape[1] for batch in batches(requests, 256)} == lengths
 
 
 def test_few_trees_are_not_padded_to_a_large_batch():

@@ -1,4 +1,4 @@
-"""configs/grow_pretrained.py: every arm is a legal run at any depth, with the stated source maps."""
+"""Configs that start from a pretrained model: legal runs at any depth, with what they say they do."""
 
 import importlib
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from depthgrow_jax.config import parse
+from depthgrow_jax.data.sources import documents
+from depthgrow_jax.data.splits import digest, held_out
 from depthgrow_jax.experiment import plan_experiment, plan_of, run_spec
 from depthgrow_jax.train.start import pretrained_model
 
@@ -14,7 +16,8 @@ pytest.importorskip("transformers", reason="the models are written by transforme
 
 from tests.interop import tiny_hf
 
-module = importlib.import_module("configs.grow_pretrained")
+grow_pretrained = importlib.import_module("configs.grow_pretrained")
+finetune = importlib.import_module("configs.finetune_primitives")
 # By hand from the docstring of the config. L = 4: a quarter is a layer, and so is an eighth, at least.
 # L = 30: a quarter is 7 layers, an eighth 3; the copied ones are those around 15, the middle.
 SOURCES = {
@@ -49,7 +52,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("depth", SOURCES)
 def test_the_stated_source_maps(saved, depth):
     reference = f"hf:{saved(depth)}"
-    experiment = parse(module.get_config(reference))
+    experiment = parse(grow_pretrained.get_config(reference))
     assert {arm for arm, _ in experiment.runs} == set(SOURCES[depth])
     for (arm, seed), cfg in experiment.runs.items():
         source = SOURCES[depth][arm]
@@ -74,7 +77,27 @@ def test_the_stated_source_maps(saved, depth):
 @pytest.mark.parametrize("depth", [1, 3, 28])
 def test_other_depths_are_legal(saved, depth):
     """Among them that of Llama 3.2 3B and Qwen2 1.5B, which no eighth divides."""
-    experiment = parse(module.get_config(f"hf:{saved(depth)}"))
+    experiment = parse(grow_pretrained.get_config(f"hf:{saved(depth)}"))
     assert len(experiment.runs) == 4 and "saving" in plan_experiment(experiment)
     for (arm, _), cfg in experiment.runs.items():
         assert cfg.depth == depth if arm == "plain" else cfg.depth > depth, arm
+
+
+def test_fine_tuning_on_about_as_many_examples_as_the_arm_says(saved):
+    reference = f"hf:{saved(4)}"
+    experiment = parse(finetune.get_config(reference))
+    assert [arm for arm, _ in experiment.runs] == ["n064", "n128", "n256", "n512"]
+    before: set[str] = set()
+    for (arm, _), cfg in experiment.runs.items():
+        count = int(arm[1:])
+        assert cfg.depth == pretrained_model(run_spec(cfg, arm)).depth == 4
+        assert cfg.init_from.path == cfg.data.tokenizer == reference
+        assert len(plan_of(cfg)["stages"]) == 1
+        texts = documents(cfg.data, "data.")
+        kept = {digest(text) for text in texts} - held_out({"": [*map(digest, texts)]}, finetune.HELD_OUT)
+        # A fifth of n / 0.8 is held out, by chance: 4 standard deviations of sqrt(n / 0.8 * 0.16).
+        assert abs(len(kept) - count) < 4 * (0.2 * count) ** 0.5
+        assert before < {*texts}
+        before = {*texts}
+        # One layer of aliases or two, in turn.
+        assert [text.count(" = ") for text in texts[:4]] == [10, 15, 10, 15]

