@@ -242,18 +242,19 @@ def _targets(cfg, params, hidden, rows: Rows):
     each = max(1, min(count, _LOGIT_ROWS // batch))
     chunks = -(-count // each)
     hidden = jnp.pad(hidden, ((0, 0), (0, chunks * each - count), (0, 0))).reshape(batch, chunks, each, width)
-    row = jnp.arange(batch)[:, None]
-    wanted = jnp.maximum(rows.target, 0)
+
+    def read(logits, source, target):
+        """Of one row: a map over rows stays on the device of each."""
+        chosen = logits[source, jnp.maximum(target, 0)] - jax.nn.logsumexp(logits, axis=-1)[source]
+        return chosen, jnp.argmax(logits, axis=-1)[source] == target
 
     def chunk(log_prob_and_greedy, part):
         log_prob, greedy = log_prob_and_greedy
         first, states = part
-        logits = unembed(cfg, params, states)
         # Targets of other chunks read something here, which is not kept.
         source = jnp.clip(rows.source - first, 0, each - 1)
         mine = rows.source - first == source
-        found = logits[row, source, wanted] - jax.nn.logsumexp(logits, axis=-1)[row, source]
-        best = jnp.argmax(logits, axis=-1)[row, source] == rows.target
+        found, best = jax.vmap(read)(unembed(cfg, params, states), source, rows.target)
         return (jnp.where(mine, found, log_prob), jnp.where(mine, best, greedy)), None
 
     start = jnp.zeros(rows.target.shape, jnp.float32), jnp.zeros(rows.target.shape, bool)
