@@ -167,6 +167,7 @@ def test_another_config_is_refused_before_any_arm_trains(loads, tmp_path, monkey
     )
 
 
+@pytest.mark.slow
 def test_free_fields_may_change_at_a_resume(loads, tmp_path, monkeypatch):
     monkeypatch.setattr(StopRequest, "asked", stop_after(1))
     with pytest.raises(Preempted):
@@ -200,6 +201,7 @@ def test_the_summary_covers_arms_that_are_not_chosen(trained):
     assert read_json(trained / "summary.json") == before
 
 
+@pytest.mark.slow
 def test_more_seeds_join_those_that_are_there(trained):
     kept = (trained / "static" / "seed0" / "DONE").stat().st_mtime_ns
     assert glue.train_experiment(experiment_of(seeds=(0, 1)), str(trained)) == 0

@@ -227,6 +227,7 @@ def test_a_loss_that_is_not_finite_exits_with_3(place):
     )
 
 
+@pytest.mark.slow
 def test_smoke_config_through_the_real_command(tmp_path):
     """SIGTERM in the second arm: saved, exit code 75; the same command goes on and runs the third."""
     workdir, one_device = tmp_path / "smoke", os.environ | {"XLA_FLAGS": ""}

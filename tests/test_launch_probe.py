@@ -65,6 +65,7 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_preset_on_questions_and_answers(run, tmp_path):
     """A file in the format of GSM8K, the probes' table, and the same command once more."""
     (tmp_path / "home").mkdir()
@@ -88,6 +89,7 @@ def test_a_preset_on_questions_and_answers(run, tmp_path):
     assert "headline max" in result.conventions["reduction"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(run, tmp_path):
     command = [sys.executable, ROOT / "launch.py", "probe", f"--run={run}", f"--out={tmp_path / 'out'}"]
     # Many updates of a lens: time to interrupt.

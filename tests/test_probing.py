@@ -231,6 +231,7 @@ def test_an_other_run(run, tmp_path, stubs, monkeypatch, tmp_path_factory):
         probed(run, tmp_path, "geometry", "linear_maps")
 
 
+@pytest.mark.slow
 def test_masked_run(tmp_path_factory, tmp_path, monkeypatch):
     """Prompts are hidden, and so is what a tuned lens is trained on."""
     found = {}
@@ -251,6 +252,7 @@ def test_masked_run(tmp_path_factory, tmp_path, monkeypatch):
     assert (job.held_out().inputs == 257).any()
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_same_numbers(run, tmp_path):
     for name, mesh in (("one", ONE_DEVICE), ("eight", ALL_DEVICES), ("split", MeshConfig(fsdp=4))):
         assert probed(run, tmp_path / name, "geometry", mesh=mesh) == 0

@@ -3,6 +3,7 @@
 A config whose `get_config` takes an argument lists its values in a module-level tuple `VARIANTS`.
 """
 
+import functools
 import importlib
 import inspect
 import pathlib
@@ -31,6 +32,12 @@ def shipped() -> list[tuple[str, str | None]]:
     return found
 
 
+@functools.cache
+def state_of(model, optimizer, depth, ema):
+    """The same for many arms."""
+    return abstract_state(model, make_optimizer(optimizer), depth, ema=ema)
+
+
 @pytest.mark.parametrize(("name", "variant"), shipped())
 def test_parses_plans_and_builds_its_state(name, variant):
     module = importlib.import_module(f"configs.{name}")
@@ -38,10 +45,10 @@ def test_parses_plans_and_builds_its_state(name, variant):
     experiment = parse(config)
     assert "launch.py" in module.__doc__
     for cfg in experiment.runs.values():
-        plan, tx = plan_of(cfg), make_optimizer(cfg.optimizer)
+        plan = plan_of(cfg)
         assert plan["stages"][-1]["depth"] == cfg.depth and plan["stages"][-1]["last_step"] == cfg.train.steps
         for row in plan["stages"]:
-            state = abstract_state(cfg.model, tx, row["depth"], ema=cfg.train.ema_decay > 0)
+            state = state_of(cfg.model, cfg.optimizer, row["depth"], cfg.train.ema_decay > 0)
             stacked = jax.tree.leaves(state.params["layers"])
             assert {leaf.shape[0] for leaf in stacked} == {row["depth"]}
             assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == row["params"]

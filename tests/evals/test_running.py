@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference_forward import forward
 
 from depthgrow_jax.data.config import DataConfig
 from depthgrow_jax.data.tokenizer import BytesTokenizer, SubwordTokenizer, train_bpe
@@ -25,7 +26,7 @@ from depthgrow_jax.evals.running import (
 )
 from depthgrow_jax.evals.scoring import Likelihood
 from depthgrow_jax.evals.task import Task
-from depthgrow_jax.model import ModelConfig, apply, init, layer_program, reorder
+from depthgrow_jax.model import ModelConfig, init, layer_program, reorder
 from depthgrow_jax.probes.inputs import Subject
 
 BYTES = BytesTokenizer(DataConfig().separator, DataConfig().mask_token)
@@ -57,11 +58,9 @@ def uniform():
 
 
 def log_prob(subject, prompt, continuation):
-    """From one plain pass over the bytes."""
+    """From one pass of the float64 network over the bytes."""
     ids = [256, *prompt.encode(), *continuation.encode()]
-    logits = np.asarray(
-        apply(CFG, subject.params, jnp.asarray([ids]), program=subject.program).logits[0], np.float64
-    )
+    logits = forward(CFG, subject.params, np.array([ids])).logits[0]
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     first = len(ids) - len(continuation.encode())
     return sum(logits[i - 1, ids[i]] for i in range(first, len(ids)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_models import ARCHITECTURES, ragged, subject, text
+from toy_models import ARCHITECTURES, EVERY, ragged, subject, text
 
 from depthgrow_jax import model
 from depthgrow_jax.errors import UserError
@@ -23,7 +23,7 @@ SETTINGS = Settings(batch_size=3)
 CONFIG = AblationConfig(splits=2, split_first=3, split_stride=4, split_last=2)
 PROMPTS = ragged()  # lengths 20, 14, 17
 POSITION = np.arange(PROMPTS.inputs.shape[1])
-everywhere = pytest.mark.parametrize("architecture", ARCHITECTURES)
+everywhere = pytest.mark.parametrize("architecture", EVERY)
 
 
 @functools.cache

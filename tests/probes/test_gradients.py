@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_models import ARCHITECTURES, ragged, subject, text
+from toy_models import ARCHITECTURES, EVERY, ragged, subject, text
 
 from depthgrow_jax import model
 from depthgrow_jax.errors import UserError
@@ -86,7 +86,7 @@ def check_parameters(net, axis):
     return got
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_parameter_norms_are_those_of_a_plain_gradient(name):
     got = check_parameters(network(name), "layer")
     assert got.examples == 2 and got.tokens == 7 + 5 - 2 * 2
@@ -156,7 +156,7 @@ def gated(net, gate):
     return net._replace(program=net.program._replace(gate=jnp.asarray(gate, jnp.float32)))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_first_order_estimate_is_the_derivative_by_the_gate(name):
     """With one kind of sub-layer switched off, the other's gate scales all that a layer adds."""
     prompts, weights = prompts_and_weights(1)

@@ -67,7 +67,7 @@ def dense(logits, final, targets, k):
     }
 
 
-@pytest.mark.parametrize("name", [*toy_models.ARCHITECTURES, "reordered"])
+@pytest.mark.parametrize("name", [*toy_models.EVERY, "reordered"])
 def test_every_measure_of_every_token(name):
     result, logits = result_of(name), exits(name)
     # Every position that is not padding has a target; the first of each prompt is not counted.
@@ -99,7 +99,7 @@ def test_every_measure_of_every_token(name):
             np.testing.assert_allclose(quantity.statistics["mean"][point], pooled, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", toy_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", toy_models.EVERY)
 def test_after_the_last_layer_the_lens_is_the_model(name):
     result = result_of(name)
     for measure in lens.DIVERGENCES:

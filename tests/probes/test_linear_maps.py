@@ -56,7 +56,7 @@ def expected(source, target, prompts, config):
     return r2, relative
 
 
-@pytest.mark.parametrize("name", toy_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", toy_models.EVERY)
 def test_every_architecture_to_itself(name):
     subject, prompts = toy_models.subject(**toy_models.ARCHITECTURES[name]), toy_models.ragged(LENGTHS)
     result = linear_maps(subject, subject, prompts, SETTINGS, CONFIG)

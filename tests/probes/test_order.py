@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from scipy.special import log_softmax
-from toy_models import ARCHITECTURES, ragged, subject, text
+from toy_models import ARCHITECTURES, EVERY, ragged, subject, text
 
 from depthgrow_jax import model
 from depthgrow_jax.errors import UserError
@@ -50,7 +50,7 @@ def naive(network, prompts, changed):
     }
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_effects_are_those_of_full_forward_passes(name):
     network, prompts, result = probed(name)
     counted = prompts.valid & prompts.scored & (np.arange(prompts.valid.shape[1]) >= 1)
@@ -96,7 +96,7 @@ def test_clean_loss():
     np.testing.assert_allclose(quantity.statistics["mean"], losses[counted].mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_what_does_not_exist_is_nan_and_noise_is_small(name):
     result = probed(name)[2]
     exists = {  # starts of runs of 1, 2 and 3 of 4 layers

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_models import ARCHITECTURES, subject, text
+from toy_models import ARCHITECTURES, EVERY, subject, text
 
 from depthgrow_jax import model
 from depthgrow_jax.probes import programs
@@ -104,7 +104,7 @@ def close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_sweep_is_a_loop_of_full_forward_passes(name):
     network, tokens, streams = toy(name)
     cfg, params, program = network[:3]
@@ -132,7 +132,7 @@ def test_sweep_is_a_loop_of_full_forward_passes(name):
     close(run_stacked(cfg, params, program, streams, programs.stack(scratch, 2 * DEPTH)), finals)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_skipping_is_a_gate_of_0_and_a_network_without_the_layer(name):
     network, tokens, streams = toy(name)
     cfg, params, program = network[:3]
@@ -148,7 +148,7 @@ def test_skipping_is_a_gate_of_0_and_a_network_without_the_layer(name):
     close(got[0], final_stream(cfg, without, tokens, factors))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_parallel_layers_by_hand(name):
     network, _, streams = toy(name)
     cfg, params, program = network[:3]

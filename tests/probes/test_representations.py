@@ -57,7 +57,7 @@ def hsic_by_definition(x, y):
     return np.mean([k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]) for i, j, q, r in quadruples])
 
 
-@pytest.mark.parametrize("name", toy_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", toy_models.EVERY)
 def test_every_architecture_against_numpy(name):
     subject = toy_models.subject(**toy_models.ARCHITECTURES[name])
     prompts = toy_models.ragged(LENGTHS)

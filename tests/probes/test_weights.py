@@ -44,7 +44,7 @@ def with_layers(subject, fn):
     return subject._replace(params=subject.params | {"layers": fn(subject.params["layers"])})
 
 
-@pytest.mark.parametrize("name", toy_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", toy_models.EVERY)
 def test_cosines_norms_and_ranks_of_every_architecture(name):
     subject = toy_models.subject(DEPTH, **toy_models.ARCHITECTURES[name])
     result = measure(subject, block_size=2)

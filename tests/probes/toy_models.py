@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from depthgrow_jax import model
 from depthgrow_jax.model import ModelConfig
@@ -17,6 +18,10 @@ ARCHITECTURES = {
     "sandwich": {"norm_placement": "sandwich", "tie_embeddings": False, "kv_heads": 2},
     "scaled": {"residual_scaling": "depth", "residual_exponent": 0.5, "attention_bias": True},
 }
+# For tests that compile for seconds each: the two that differ most, the others with the slow tests.
+EVERY = [
+    name if name in ("pre", "post") else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES
+]
 
 
 def subject(depth: int = 3, seed: int = 0, **fields) -> Subject:

@@ -196,6 +196,7 @@ def test_trains_as_if_the_grown_model_were_given(pretrained, grown_twice, tmp_pa
     assert np.abs(ours["embed"]["table"] - start).max() > 0.01  # two steps were taken
 
 
+@pytest.mark.slow
 def test_resumes_to_the_bit_and_needs_the_model_no_more(grown_twice, tmp_path, monkeypatch):
     """Stopped in both stages."""
     cfg, whole, model = grown_twice

@@ -39,12 +39,16 @@ def assert_close_runs(directory, other) -> None:
 STATIC = merged(SHORT, {"growth": {"operator": "none"}})
 
 
-@pytest.mark.parametrize(("mesh", "changes"), [(FSDP, SHORT), (DATA, STATIC)], ids=["fsdp", "data"])
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [pytest.param(FSDP, SHORT, id="fsdp"), pytest.param(DATA, STATIC, id="data", marks=pytest.mark.slow)],
+)
 def test_eight_devices_give_the_losses_of_one(mesh, changes, uninterrupted):
     assert jax.device_count() == 8
     assert_close_runs(uninterrupted({**changes, "mesh": mesh}), uninterrupted({**changes, "mesh": ONE}))
 
 
+@pytest.mark.slow
 def test_masked_corruption_does_not_depend_on_devices(uninterrupted):
     masked = merged(
         STATIC,
@@ -60,7 +64,7 @@ def test_masked_corruption_does_not_depend_on_devices(uninterrupted):
 
 
 @pytest.mark.parametrize(("first", "second"), [(FSDP, ONE), (ONE, FSDP)])
-@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize("stop", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumes_on_another_mesh(first, second, stop, uninterrupted, tmp_path, monkeypatch):
     """Stopped at the event and after it; the checkpoint knows nothing of the devices that wrote it."""
     monkeypatch.setattr(StopRequest, "asked", stop_after(stop))
