@@ -8,8 +8,8 @@
 The argument is any model that `--model` takes. After Kapl et al. 2026 (arXiv 2602.16490): 64, 128, 256 or
 512 solved examples of `assign_code_1` and `assign_code_2`, equal shares, an arm each; the fewer are among
 the more. A quarter as many are read besides, for validation; what is held out is decided by content, so the
-counts are about these (`train_documents` of the run). Another `--config.data.seed` draws other examples.
-Steps, learning rate and batch are this project's choice: the paper does not print them.
+counts are about these: 67, 134, 260 and 509 of the examples of this seed. Another `--config.data.seed` draws
+others. Steps, learning rate and batch are this project's choice: the paper does not print them.
 """
 
 import dataclasses

@@ -5,8 +5,8 @@ import os
 # Before jax is imported: meshes are tested on one machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiling is most of the time of these tests: without most of LLVM's optimizations they take two thirds of it,
-# here and in the processes that tests start. Values differ by rounding only.
+# Compiling is most of the time of these tests: without most of LLVM's optimizations they take two thirds of
+# it, here and in the processes that tests start. Values differ by rounding only.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import jax

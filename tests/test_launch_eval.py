@@ -96,7 +96,7 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
         "eval --tasks=primitives": [r"--run is missing"],
         f"eval --run={run} --tasks=lambda": [r"lambda.*lambada"],
         f"{base} --tasks=lambada": [r"foundry/lambada_openai.jsonl: no such .*; download it from https"],
-        f"eval --run={run} --tasks=lambada --config.eval.data_dir={tmp_path / 'no'}": [
+        f"eval --run={run} --tasks=psm --config.eval.data_dir={tmp_path / 'no'}": [
             r"eval.data_dir='.*no': must be a directory"
         ],
         f"{base} --tasks=copa": [r"copa.jsonl:1.*gold"],

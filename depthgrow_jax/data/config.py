@@ -9,6 +9,8 @@ from depthgrow_jax.errors import UserError, require, require_choice
 SOURCES = ("stdlib", "files", "tfds", "hf", "primitives", "reasoning_gym")
 # Made on the spot, without end.
 GENERATED = ("primitives", "reasoning_gym")
+# A document is made as a whole before it is cut at max_bytes.
+_MOST_EXAMPLES, _MOST_QUESTIONS = 1000, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +128,13 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         component.weight,
         "must be above 0",
     )
-    for field in ("max_bytes", "max_documents"):
-        value = getattr(component, field)
-        require(value >= 0, prefix + field, value, "must be 0 (all) or more")
+    require(component.max_bytes >= 0, prefix + "max_bytes", component.max_bytes, "must be 0 (all) or more")
+    require(
+        component.max_documents == 0 or component.max_documents >= 2,
+        prefix + "max_documents",
+        component.max_documents,
+        "must be 0 (all) or at least 2, of which one is held out",
+    )
     if component.source in ("files", "hf"):
         require(
             bool(component.path), prefix + "path", component.path, f"source {component.source} needs a path"
@@ -142,13 +148,14 @@ def _validate_source(component: SourceConfig, prefix: str) -> None:
         )
     if component.source == "primitives":
         names = names_of(component.name, prefix + "name")
-        require(component.examples >= 1, prefix + "examples", component.examples, "must be 1 or more")
+        for field, most in (("examples", _MOST_EXAMPLES), ("questions", _MOST_QUESTIONS)):
+            value = getattr(component, field)
+            require(1 <= value <= most, prefix + field, value, f"must lie between 1 and {most}")
         require(
-            component.questions >= 1
-            and (component.questions == 1 or all(name.startswith("assign_") for name in names)),
+            component.questions == 1 or all(name.startswith("assign_") for name in names),
             prefix + "questions",
             component.questions,
-            "must be 1, or more for primitives named assign_* alone",
+            "must be 1 unless all primitives are named assign_*",
         )
     if component.source == "reasoning_gym":
         require(

@@ -29,7 +29,7 @@ def held_out(components: Mapping[str, Sequence[bytes]], fraction: float) -> set[
         if len(distinct) < 2:
             raise UserError(
                 f"data component {name!r} holds {len(distinct)} distinct document; a train/validation split "
-                "needs at least 2 (document_separator cuts a .txt file into documents)"
+                "needs at least 2 (max_bytes, max_documents limit them; document_separator cuts a .txt file)"
             )
         below = {d for d in distinct if int.from_bytes(d[:8], "big") < fraction * _SCALE}
         chosen |= (below - {max(distinct)} if below == distinct else below) or {min(distinct)}

@@ -1,6 +1,7 @@
 """What an evaluation asks, and under which interventions."""
 
 import dataclasses
+import pathlib
 
 from depthgrow_jax.errors import require, require_choice
 
@@ -50,6 +51,8 @@ def validate(cfg: EvalConfig) -> None:
     for field, least in (("limit", 0), ("shots", -1), ("seed", 0), ("batch_tokens", 0), ("repeats", 1)):
         value = getattr(cfg, field)
         require(value >= least, f"eval.{field}", value, f"must be {least} or more")
+    where = pathlib.Path(cfg.data_dir).expanduser()
+    require(not cfg.data_dir or where.is_dir(), "eval.data_dir", cfg.data_dir, "must be a directory")
     for name in cfg.sweeps:
         require_choice("eval.sweeps", name, SWEEPS)
     require_choice("eval.exits", cfg.exits, EXITS)

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from depthgrow_jax.data.readers import DATA_ROOT
-from depthgrow_jax.errors import UserError, require
+from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.items import Item
 from depthgrow_jax.evals.task import Task
 
@@ -14,15 +14,8 @@ _BELOW = "evals"
 def find(path: str, data_dir: str = "", *, source: str) -> pathlib.Path:
     """The file `path` in `data_dir`, else in `$DEPTHGROW_DATA`, or in `evals` below the one that is asked.
 
-    Raises `UserError` saying what to download, from `source`, and where to put it, or that `data_dir` is no
-    directory.
+    Raises `UserError` saying what to download, from `source`, and where to put it.
     """
-    require(
-        not data_dir or pathlib.Path(data_dir).expanduser().is_dir(),
-        "eval.data_dir",
-        data_dir,
-        "must be a directory",
-    )
     root = data_dir or os.environ.get(DATA_ROOT, "")
     where = pathlib.Path(root).expanduser()
     candidates = [where / path, where / _BELOW / path]

@@ -30,7 +30,12 @@ class Encoder(NamedTuple):
     context: int
 
     def prompt(self, text: str, room: int = 0) -> tuple[tuple[int, ...], int]:
-        """Ids of a text that leave `room` tokens of the context, and how many were cut off at the left."""
+        """Ids of a text that leave `room` tokens of the context, and how many were cut off at the left.
+
+        Raises `UserError` where `room` is all of the context.
+        """
+        if room >= self.context:
+            raise UserError(f"an answer of up to {room} tokens fills the context of {self.context}")
         ids = (*self.prefix, *self.tokenizer.encode(text)) or (self.start,)
         cut = max(0, len(ids) - (self.context - room))
         return ids[cut:], cut

@@ -80,13 +80,13 @@ def ask(
     for index, (item, shown) in enumerate(zip(items, before, strict=True)):
         try:
             new = list(itertools.islice(encoded, len(pairs[index])))
+            lost = max((request.cut for request in new), default=0)
+            if isinstance(item, Question):
+                prompts[index], lost = encoder.prompt(shown + item.prompt, room=task.max_tokens)
         except UserError as error:
             raise UserError(f"{task.name}, item {index}: {error}") from None
         spans.append(slice(len(requests), len(requests) + len(new)))
         requests += new
-        lost = max((request.cut for request in new), default=0)
-        if isinstance(item, Question):
-            prompts[index], lost = encoder.prompt(shown + item.prompt, room=task.max_tokens)
         cut += lost > 0
     return Asked(task, list(items), before, requests, spans, prompts, cut, encoder)
 

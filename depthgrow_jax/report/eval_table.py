@@ -4,6 +4,7 @@ from typing import Any
 
 # What a sweep or an exit is shown by, where a task has several metrics.
 _FIRST = ("accuracy", "f1", "drop_f1", "exact")
+_RIGHT_OR_WRONG = ("accuracy", "accuracy_norm", "exact")
 
 
 def eval_table(results: dict[str, dict[str, Any]]) -> str:
@@ -36,9 +37,10 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for task, result in results.items():
         for metric, value in result.get("paired", {}).items():
+            test = "McNemar" if metric in _RIGHT_OR_WRONG else "sign test"
             lines.append(
                 f"{task} {metric}, less that of {result['other']['run']}: {value['difference']:.4g}, 95% "
-                f"{_shown(value['low'])} - {_shown(value['high'])}, McNemar p = {value['p']:.2g}"
+                f"{_shown(value['low'])} - {_shown(value['high'])}, {test} p = {value['p']:.2g}"
             )
         lines += _curves(task, result)
     return "\n".join(lines)

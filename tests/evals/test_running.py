@@ -207,6 +207,8 @@ def test_items_that_lost_their_beginning_are_counted():
     # Read are the prefix, the prompt, and all but the last token of a choice; a question leaves room for two.
     assert ask(task, items, None, encoder, shots=0).cut == 0
     assert ask(task, items, None, encoder._replace(context=7), shots=0).cut == 2
+    with pytest.raises(UserError, match="toy, item 2: an answer of up to 8 tokens fills the context of 8"):
+        ask(dataclasses.replace(task, max_tokens=8), items, None, encoder, shots=0)
 
 
 def test_orders_of_sweeps():
