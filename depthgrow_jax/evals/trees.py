@@ -196,7 +196,8 @@ def _rows(trees: Sequence[Tree], count: int, length: int, sources: int, targets:
     places = (count, 1 if sources == 1 else _rounded(sources))
     wanted = (count, _rounded(targets))
     rows = Rows(
-        *(np.zeros((count, length), np.int32) for _ in range(2)),
+        np.zeros((count, length), np.int32),
+        np.zeros((count, length), np.int32),
         np.full((count, length), PADDING, np.int32),
         np.zeros(places, np.int32),
         np.zeros(wanted, np.int32),
