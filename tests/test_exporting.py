@@ -38,14 +38,6 @@ STAGES = [("bytes", 2), ("bytes", 4), ("bytes", 6), ("bpe", 4)]
 TEXTS = ["text number 7 text", "  two  spaces\n\ttab", "naïve – 日本語 🙂", "\x00\x7f", ""]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compilation dominates these tests; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A function from a stage (and an order) to (run, step, exported directory); each is written once."""

@@ -22,14 +22,6 @@ NEW = 20
 SPACE = "▁"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compilation dominates these tests; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     place = tmp_path_factory.mktemp("pretrained")

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from probe_runs import trained, write_jsonl
@@ -32,17 +31,12 @@ SHOWN += " --config.data.validation_fraction=0.2 --config.probe.prompts.examples
 
 
 @pytest.fixture(autouse=True)
-def quick_commands(compile_cache, monkeypatch):
-    """Compilation dominates: of the run that is trained here, and of the commands."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+def offline_commands(compile_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
-def run(quick_commands, tmp_path_factory):
+def run(offline_commands, tmp_path_factory):
     return trained(tmp_path_factory.getbasetemp(), GROWN)
 
 

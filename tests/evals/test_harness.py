@@ -4,7 +4,6 @@ import functools
 import runpy
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -45,14 +44,6 @@ PAIRS = [
 ]
 DOCUMENTS = ["the cat sat on the mat", "", LONG, f"{tiny.BEGIN}the hat", "🙂", LONG[:80]]
 CONTEXTS = ["the cat sat", "Question: what", LONG, "naïve 日", "the cat sat", f"{tiny.BEGIN}the hat"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Leaves out most of LLVM's optimizations; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

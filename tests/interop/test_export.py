@@ -48,14 +48,6 @@ MODELS = {
 TOKENS = np.random.default_rng(11).integers(0, BASE["vocab_size"], (2, 40))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Leaves out most of LLVM's optimizations; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def random_model(name):
     """(cfg, params, program) of one of `MODELS`."""
     fields, order, gate = MODELS[name]

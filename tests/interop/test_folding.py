@@ -36,14 +36,6 @@ ORDERS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Leaves out most of LLVM's optimizations; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def logits(cfg, params, program):
     return apply(cfg, params, TOKENS, program=program).logits

@@ -54,14 +54,6 @@ TWICE = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compilation dominates these tests; values differ by rounding only."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     """(directory, model of transformers)."""
