@@ -279,6 +279,12 @@ def _check_homes() -> None:
             raise UserError(f"--{name}={FLAGS[name].value!r}: no such user, or no home directory")
 
 
+def _wrong_flag(error: Exception) -> str | None:
+    """What a flag of this file that has a value of another type should have been; None for other errors."""
+    wrong = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
+    return wrong and f"--{wrong[1]}={wrong[2]!r}: must be of type {FLAGS[wrong[1]].flag_type()}"
+
+
 def _parse(argv: list[str]) -> str:
     """Reads the flags and returns the verb. Raises `UserError` for what absl or ml_collections refuse."""
     # ml_collections describes a faulty config file or override in many lines: both are looked at first.
@@ -291,7 +297,7 @@ def _parse(argv: list[str]) -> str:
         rest = FLAGS(argv)[1:]
     except Exception as error:  # absl and ml_collections raise many kinds
         message = first_line(error) if config is None else wrong_value(config, error)
-        raise UserError(message) from error
+        raise UserError(_wrong_flag(error) or message) from error
     _check_homes()
     if not FLAGS["verbosity"].present:
         # What the libraries warn of is not for the reader of a progress bar.

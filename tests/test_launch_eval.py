@@ -101,6 +101,7 @@ def test_wrong_commands_are_refused_in_one_line(run, tmp_path):
         ],
         f"{base} --tasks=copa": [r"copa.jsonl:1.*gold"],
         f"{base} --tasks=primitives --limit=-1": [r"eval.limit=-1: must be 0 or more"],
+        f"{base} --tasks=primitives --limit=abc": [r"--limit='abc': must be of type int"],
         f"{base} --tasks=primitives --config.eval.exits=tuned": [r"eval.lens='': must be given"],
         f"{base} --tasks=primitives --program=0-5": [r"--program='0-5': must be .* of 0 to 1"],
         f"{base} --tasks=primitives --config.eval.run_lengths=(3,) --config.eval.sweeps=('skip',)": [
