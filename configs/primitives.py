@@ -12,7 +12,7 @@ tried. Narrower networks and larger learning rates were tried on fewer tokens on
 from depthgrow_jax.config import base_config
 
 # Share of the sequences, examples of a document, questions about each, bytes: more than the run reads.
-MIXTURE = {"looked_up": (0.8, 1, 20, 16_000_000), "as_asked": (0.2, 6, 1, 4_000_000)}
+MIXTURE = {"looked_up": (0.8, 1, 20, 32_000_000), "as_asked": (0.2, 6, 1, 8_000_000)}
 
 
 def get_config():
@@ -20,7 +20,7 @@ def get_config():
     config.name = "primitives"
     config.depth = 4
     config.model.update(vocab_size=384, width=128, heads=4, mlp_dim=384, init_std=0.05)
-    config.growth.update(block_size=2, schedule="prop", alpha=1.0, steps=3000)
+    config.growth.update(block_size=2, schedule="prop", alpha=1.0, steps=6000)
     config.data.update(tokenizer="bpe")
     with config.unlocked():
         config.data.mixture = {
@@ -34,11 +34,11 @@ def get_config():
             }
             for name, (weight, examples, questions, size) in MIXTURE.items()
         }
-    config.optimizer.update(learning_rate=1e-3, b2=0.98, warmup_steps=50, decay_steps=800, schedule="wsd")
+    config.optimizer.update(learning_rate=1e-3, b2=0.98, warmup_steps=50, decay_steps=2000, schedule="wsd")
     config.train.update(
-        steps=4000, batch_size=8, sequence_length=256, log_every=50, eval_every=500, eval_batches=4
+        steps=8000, batch_size=8, sequence_length=256, log_every=50, eval_every=500, eval_batches=4
     )
-    config.checkpoint.every = 1000
+    config.checkpoint.every = 2000
     config.arms = {
         "static": {"growth": {"operator": "none"}},
         "lidas": {"growth": {"operator": "lidas"}},

@@ -1,6 +1,7 @@
 """What every test shares: eight fake CPU devices, tiny models, keys."""
 
 import os
+import tempfile
 
 # Before jax is imported: meshes are tested on one machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -8,10 +9,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the time of these tests: without most of LLVM's optimizations they take two thirds of
 # it, here and in the processes that tests start. Values differ by rounding only.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+# And what one test has compiled, others load: those of the other worker, and processes that tests start.
+# Name a directory of your own to keep it for the next run.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _executables = tempfile.TemporaryDirectory(prefix="executables")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _executables.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import install_import_hook
 
 pytest_plugins = ["gyms"]
@@ -40,32 +47,3 @@ def place(tmp_path):
         (tmp_path / "texts" / f"{number:02d}.txt").write_text(f"text number {number} " * 20)
     write_config(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def compile_cache_dir(tmp_path_factory):
-    """Where executables are kept while the tests run."""
-    return tmp_path_factory.mktemp("executables")
-
-
-@pytest.fixture
-def compile_cache(compile_cache_dir, monkeypatch):
-    """Programs compiled once are loaded from disk after that, in this process and in those it starts.
-
-    A train step costs seconds to compile and milliseconds to run: tests train the same tiny runs again and
-    again.
-    """
-    settings = {
-        "jax_compilation_cache_dir": str(compile_cache_dir),
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-        monkeypatch.setenv(name.upper(), str(value))
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()

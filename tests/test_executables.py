@@ -37,8 +37,8 @@ print(json.dumps({
 
 
 def outcome(home: pathlib.Path, **variables) -> dict:
-    unset = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE", "XLA_FLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    unset = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

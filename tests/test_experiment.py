@@ -13,8 +13,6 @@ from depthgrow_jax.errors import Preempted, UserError
 from depthgrow_jax.rundir import locked, read_json
 from depthgrow_jax.train.signals import StopRequest
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 def experiment_of(seeds=(0,), arms=None, **changes):
     """Static and grown arms of two layers, one event after 2 of 4 steps."""
@@ -56,7 +54,7 @@ def loads(monkeypatch):
 
 
 @pytest.fixture
-def trained(tmp_path_factory, loads, compile_cache):
+def trained(tmp_path_factory, loads):
     """A finished experiment of two arms."""
     directory = tmp_path_factory.mktemp("experiment")
     assert glue.train_experiment(experiment_of(), str(directory)) == 0

@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers", reason="exports are read by t
 
 from tests.interop import tiny_hf  # noqa: E402  (needs both)
 
-pytestmark = [pytest.mark.usefixtures("compile_cache"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ONE_DEVICE = MeshConfig(data=1)
 NEW = 32

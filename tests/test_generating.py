@@ -15,8 +15,6 @@ from depthgrow_jax.model import Sampling
 torch = pytest.importorskip("torch", reason="continuations are compared with those of torch")
 transformers = pytest.importorskip("transformers", reason="continuations are compared with transformers")
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 PROMPTS = ["text number 7 text", "a", "x" * 9]
 NEW = 20
 SPACE = "▁"

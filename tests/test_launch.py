@@ -16,8 +16,6 @@ import time
 import pytest
 from toys import ROOT
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 def launched(place: pathlib.Path, commands: list[str | list[str]], cwd: str = ".") -> list[dict]:
     """Outcomes of commands; a string is split at blanks."""

@@ -7,8 +7,6 @@ import pytest
 from probe_runs import trained, write_jsonl
 from test_launch import assert_refused, launched
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

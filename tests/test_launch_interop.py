@@ -31,7 +31,7 @@ SHOWN += " --config.data.validation_fraction=0.2 --config.probe.prompts.examples
 
 
 @pytest.fixture(autouse=True)
-def offline_commands(compile_cache, monkeypatch):
+def offline_commands(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 

@@ -15,8 +15,6 @@ from toys import ROOT
 
 from depthgrow_jax import results
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

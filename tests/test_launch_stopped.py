@@ -13,7 +13,7 @@ from toys import ROOT, assert_same_run, write_config
 from depthgrow_jax.rundir import read_metrics
 from depthgrow_jax.train.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
+pytestmark = pytest.mark.slow
 
 GROWN = """
     config.depth = 3

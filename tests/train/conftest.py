@@ -1,12 +1,7 @@
-"""Training tests load what they compiled before, and share a few whole runs."""
+"""Training tests share a few whole runs."""
 
 import pytest
 from toys import tiny_config, tiny_run
-
-
-@pytest.fixture(autouse=True)
-def _compile_cache(compile_cache):
-    pass
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +10,7 @@ def _finished_runs():
 
 
 @pytest.fixture
-def uninterrupted(_finished_runs, tmp_path_factory, compile_cache):
+def uninterrupted(_finished_runs, tmp_path_factory):
     """A function from changes of the tiny config to the directory of a finished run, trained once a session.
 
     Treat it as read-only.

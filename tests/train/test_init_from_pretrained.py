@@ -163,7 +163,7 @@ def _trained():
 
 
 @pytest.fixture
-def grown_twice(_trained, pretrained, compile_cache, tmp_path_factory):
+def grown_twice(_trained, pretrained, tmp_path_factory):
     """(config, directory of the finished run, directory of its pretrained model, which may be removed)."""
     if not _trained:
         place = tmp_path_factory.mktemp("twice")
