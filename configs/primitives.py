@@ -5,8 +5,8 @@
 4 layers in blocks of 2, width 128. Four fifths of the text are documents that ask twenty questions about the
 same five variables, the rest six solved examples, as an evaluation with five shots shows. To look a variable
 up takes two heads that work together, and is learned late and at once: with an answer in every nine tokens
-after some 6 million tokens, half an hour on one core; from solved examples alone not within what was
-tried. Narrower networks and larger learning rates were tried on fewer tokens only (docs/evals.md).
+after 6 to 9 million tokens, which one is chance. After 16 million, twenty minutes an arm on one core, both
+arms answer; docs/evals.md has what was tried besides.
 """
 
 from depthgrow_jax.config import base_config
