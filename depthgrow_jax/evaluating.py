@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import depthgrow_jax
 from depthgrow_jax import results
@@ -87,7 +88,9 @@ def evaluate_network(
     done = {
         name
         for name in items
-        if _is_done(directory / f"{name}.json", requests[name], with_items=config.keep_items)
+        if _is_done(
+            directory / f"{name}.json", requests[name], ours.asked[name] if config.keep_items else None
+        )
     }
     header = loaded.facts | {
         "preset": plan.name,
@@ -100,9 +103,10 @@ def evaluate_network(
                 line(f"{name}: already done")
                 continue
             if cut := ours.asked[name].cut:
+                shots = _shots(items[name][0], config)
                 line(
                     f"{name}: {cut} of {len(ours.asked[name].items)} items are longer than the context of "
-                    f"{loaded.context} tokens with their {_shots(items[name][0], config)} examples, and lose "
+                    f"{loaded.context} tokens{f' with their {shots} examples' if shots else ''}, and lose "
                     "their beginning"
                 )
             result, found = _evaluate(name, ours, config, moved, translators)
@@ -253,7 +257,10 @@ def _lens_file(place: str) -> pathlib.Path:
 
 def _translators(place: str, subject: Subject) -> Translators:
     """A tuned lens that a probe has trained. Raises `UserError` if it is not one of this network."""
-    result, _ = results.load(_lens_file(place))
+    try:
+        result, _ = results.load(_lens_file(place))
+    except UserError as error:
+        raise UserError(f"eval.lens={place!r}: {error}") from None
     found = Translators(*(jnp.asarray(result.arrays[f"translator.{name}"]) for name in ("kernel", "bias")))
     wanted = (subject.steps, subject.cfg.width)
     if found.bias.shape != wanted:
@@ -280,8 +287,22 @@ def _content(asked: Asked) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
-def _is_done(path: pathlib.Path, request: dict[str, Any], *, with_items: bool) -> bool:
-    """Whether there is a result of this request. Raises `UserError` if there is one of another."""
+def _is_done(path: pathlib.Path, request: dict[str, Any], kept: Asked | None) -> bool:
+    """Whether there is a result of this request, and its items where these are to be `kept`.
+
+    Raises `UserError` if there is one of another.
+    """
+    done, items = _has_result(path, request), path.with_suffix(".jsonl")
+    if kept and done and not items.exists():
+        raise UserError(
+            f"eval.keep_items=True: {path} was made without it; remove that file or use --out=DIR"
+        )
+    if kept:
+        _check_items(items, kept)
+    return done
+
+
+def _has_result(path: pathlib.Path, request: dict[str, Any]) -> bool:
     if not path.exists():
         return False
     try:
@@ -289,7 +310,7 @@ def _is_done(path: pathlib.Path, request: dict[str, Any], *, with_items: bool) -
     except UserError as error:
         raise UserError(f"{error}; remove it or use --out=DIR") from None
     made = stored.get("request") if isinstance(stored, dict) else None
-    if not isinstance(made, dict) or stored.get("format") != FORMAT:
+    if not isinstance(made, dict) or stored.get("format") != FORMAT or "metrics" not in stored:
         raise UserError(f"{path}: is not the result of an evaluation; remove it or use --out=DIR")
     differing = sorted(name for name in {*made, *request} if made.get(name) != request.get(name))
     if differing:
@@ -297,11 +318,40 @@ def _is_done(path: pathlib.Path, request: dict[str, Any], *, with_items: bool) -
         raise UserError(
             f"{path}: was made with other settings ({shown}); use --out=DIR or --config.name=NAME"
         )
-    if with_items and not path.with_suffix(".jsonl").exists():
-        raise UserError(
-            f"eval.keep_items=True: {path} was made without it; remove that file or use --out=DIR"
-        )
     return True
+
+
+def _kept_items(path: pathlib.Path) -> list[tuple[Any, Any, dict[str, float]]]:
+    """(what stood before, item, scores) of every line of a file of items; empty for another file."""
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        return [
+            (record["before"], record["item"], {k: float(v) for k, v in record["scores"].items()})
+            for record in records
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _check_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome] | None = None) -> None:
+    """Raises `UserError` for a file of other items than these, or of others than the outcomes `found`.
+
+    One of these was left by a command that was killed before it wrote the result. In other batches scores
+    differ by rounding.
+    """
+    if not path.exists():
+        return
+    kept = _kept_items(path)
+    wanted = [(before, item._asdict()) for before, item in zip(asked.before, asked.items, strict=True)]
+    same = json.dumps([line[:2] for line in kept]) == json.dumps(wanted)
+    if same and found is not None:
+        scores = [(line[2], outcome.scores) for line, outcome in zip(kept, found, strict=True)]
+        same = all(
+            old.keys() == new.keys() and np.allclose(list(old.values()), list(new.values()), 1e-3, 1e-3)
+            for old, new in scores
+        )
+    if not same:
+        raise UserError(f"{path}: is there already, and not of this evaluation; move it or use --out=DIR")
 
 
 def _write_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome]) -> None:
@@ -309,14 +359,12 @@ def _write_items(path: pathlib.Path, asked: Asked, found: Sequence[Outcome]) -> 
 
     Raises `UserError` for a file that is there and says something else.
     """
+    _check_items(path, asked, found)
     lines = []
     for item, before, outcome in zip(asked.items, asked.before, found, strict=True):
         record = {"before": before, "item": item._asdict()} | outcome._asdict()
         lines.append(json.dumps(record, ensure_ascii=False))
     text = "".join(line + "\n" for line in lines)
-    # One that says the same was left by a command that was killed before it wrote the result.
-    if path.exists() and path.read_bytes() != text.encode():
-        raise UserError(f"{path}: is there already, and not of this evaluation; move it or use --out=DIR")
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -63,13 +63,45 @@ def test_what_is_there_is_not_overwritten_nor_taken_for_another(run, tmp_path):
     foreign, done, without = launched(tmp_path, [kept, command, kept])
     assert_refused(foreign, r"lambada.jsonl: is there already, and not of this evaluation")
     assert (out / "lambada.jsonl").read_text() == "my notes" and done["code"] == 0
-    assert without["code"] == 0  # a file of this name is there; whose it is was said above
+    assert_refused(without, r"lambada.jsonl: is there already, and not of this evaluation")
     (out / "lambada.jsonl").unlink()
+    result = json.loads((out / "lambada.json").read_text())
+    (out / "lambada.json").write_text(json.dumps({k: v for k, v in result.items() if k != "metrics"}))
+    (partial,) = launched(tmp_path, [command])
+    assert_refused(partial, r"lambada.json: is not the result of an evaluation")
+    (out / "lambada.json").write_text(json.dumps(result))
     (without,) = launched(tmp_path, [kept])
     assert_refused(without, r"eval.keep_items=True: .*lambada.json was made without it")
     write_jsonl(file, [{"context": "text num", "continuation": "bar"}])
     (changed,) = launched(tmp_path, [command])
     assert_refused(changed, r"lambada.json: was made with other settings \(content was .*, now")
+
+
+@pytest.mark.slow
+def test_items_that_a_killed_command_left_are_known_again(run, tmp_path):
+    """Scored in other batches they differ by rounding; those of another network are another's."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "foundry").mkdir()
+    records = [{"context": f"text {number}", "continuation": "ber"} for number in range(8)]
+    write_jsonl(tmp_path / "foundry" / "lambada_openai.jsonl", records)
+    out = tmp_path / "out"
+    command = f"eval --run={run} --config.eval.data_dir={tmp_path} --tasks=lambada --out={out}"
+    command += " --config.eval.keep_items=True"
+    (done,) = launched(tmp_path, [command])
+    assert done["code"] == 0, done["err"]
+    (out / "lambada.json").unlink()
+    kept = out / "lambada.jsonl"
+    first = [json.loads(line) for line in kept.read_text().splitlines()]
+    first[0]["scores"]["log_prob"] *= 1 + 1e-6
+    kept.write_text("".join(json.dumps(line) + "\n" for line in first))
+    (again,) = launched(tmp_path, [f"{command} --config.eval.batch_tokens=64"])
+    assert again["code"] == 0, again["err"]
+    (out / "lambada.json").unlink()
+    first[0]["scores"]["log_prob"] += 0.5
+    kept.write_text(text := "".join(json.dumps(line) + "\n" for line in first))
+    (other,) = launched(tmp_path, [command])
+    assert_refused(other, r"lambada.jsonl: is there already, and not of this evaluation")
+    assert kept.read_text() == text
 
 
 @pytest.mark.slow

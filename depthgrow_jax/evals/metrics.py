@@ -62,8 +62,9 @@ def perplexity(log_probs: Sequence[float], tokens: Sequence[int] | None = None) 
     values = -np.asarray(log_probs, np.float64)
     weights = np.ones_like(values) if tokens is None else np.asarray(tokens, np.float64)
     mean = values.sum() / weights.sum()
-    low, high = np.exp(bootstrap_interval(values, weights))
-    value = float(np.exp(mean))
+    with np.errstate(over="ignore"):  # above 709 nats: infinite
+        low, high = np.exp(bootstrap_interval(values, weights))
+        value = float(np.exp(mean))
     stderr = _stderr((values - mean * weights) / weights.mean())
     return Summary(value, len(values), value * stderr, float(low), float(high))
 

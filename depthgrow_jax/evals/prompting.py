@@ -35,7 +35,10 @@ class Encoder(NamedTuple):
         Raises `UserError` where `room` is all of the context.
         """
         if room >= self.context:
-            raise UserError(f"an answer of up to {room} tokens fills the context of {self.context}")
+            raise UserError(
+                f"an answer of up to {room} tokens fills the context of {self.context} (a run's is its "
+                "train.sequence_length): leave the task out, or ask a network of a longer context"
+            )
         ids = (*self.prefix, *self.tokenizer.encode(text)) or (self.start,)
         cut = max(0, len(ids) - (self.context - room))
         return ids[cut:], cut

@@ -89,7 +89,12 @@ def _record(place: str, value: Any) -> Record:
 
 def _parse(place: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # an escape of half a character, perhaps without the other half
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as e:
+        raise UserError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff), not text") from e
     except json.JSONDecodeError as e:
         raise UserError(f"{place}: not JSON: {e.msg} (line {e.lineno}, column {e.colno})") from e
     except (ValueError, RecursionError) as e:  # numbers too long, nesting too deep

@@ -204,5 +204,5 @@ def compared(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, di
 
 
 def _number(value: float) -> float | None:
-    """JSON has no nan."""
-    return None if math.isnan(value) else value
+    """JSON has no nan, and no infinity: the perplexity of a network that is nearly sure of something else."""
+    return value if math.isfinite(value) else None

@@ -4,6 +4,7 @@ B rows, T tokens, S sources, C targets of a batch of trees (`evals.trees`); K st
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,8 @@ def log_likelihoods(
       batch_tokens: tokens of a batch; 0 chooses by the device.
       watch: passes batches on and shows how many are done.
 
-    Raises `UserError` for an empty context or continuation, an id outside the vocabulary, and a bidirectional
-    network.
+    Raises `UserError` for an empty context or continuation, an id outside the vocabulary, a bidirectional
+    network, and one whose likelihoods are not numbers.
     """
     (found,) = _scored(subject, requests, (subject.program,), batch_tokens, watch)
     return found
@@ -154,6 +155,8 @@ def _collect(batch: Batch, log_prob: np.ndarray, greedy: np.ndarray, found: list
         for branch, wanted in zip(tree.branches, tree.wanted, strict=True):
             span = slice(seen, seen + len(branch))
             total = float(log_prob[row, span].sum(dtype=np.float64))
+            if math.isnan(total):
+                raise UserError("the network gives a likelihood that is not a number: it is not finite")
             likelihood = Likelihood(total, bool(greedy[row, span].all()))
             for index in wanted:
                 found[index] = likelihood

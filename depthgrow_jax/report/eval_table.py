@@ -25,7 +25,7 @@ def eval_table(results: dict[str, dict[str, Any]]) -> str:
                     str(result["n"]),
                     f"{result['shots']}{' (cut)' if result['cut'] else ''}",
                     metric,
-                    f"{value['mean']:.4g}",
+                    _shown(value["mean"]),
                     "-" if value["low"] is None else f"{_shown(value['low'])} - {_shown(value['high'])}",
                     _shown(value["stderr"], 2),
                     _shown(chance, 3),

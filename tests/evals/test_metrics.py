@@ -34,6 +34,10 @@ def test_perplexity_of_words():
     assert found.low == pytest.approx(2.0) and found.high == pytest.approx(8.0)
 
 
+def test_a_perplexity_beyond_a_float_is_infinite():
+    assert metrics.perplexity([-800.0, -900.0]).mean == math.inf
+
+
 def test_perplexity_of_tokens_weighs_items_by_their_length():
     assert metrics.perplexity([-math.log(2), -3 * math.log(8)], [1, 3]).mean == pytest.approx(2**2.5)
     equal = metrics.perplexity([-2 * math.log(5), -7 * math.log(5)], [2, 7])

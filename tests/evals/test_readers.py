@@ -36,6 +36,14 @@ def test_language_modelling(file):
     assert read("lambada", path) == [Completion("I don't care about", " signs")]
 
 
+def test_half_a_character_is_refused_and_a_whole_one_read(file):
+    path = file('{"context": "a \\ud83d\\ude00 face", "continuation": "b"}\n')
+    assert read("lambada", path) == [Completion("a \U0001f600 face", " b")]
+    path = file('{"context": "a", "continuation": "b"}\n{"context": "a \\ud83d face", "continuation": "b"}\n')
+    with pytest.raises(UserError, match=r"file.jsonl:2: holds half of a surrogate pair \(\\ud800 to"):
+        read("lambada", path)
+
+
 def test_arithmetic_has_the_spaces_of_its_file(file):
     path = file(lines({"context": "25-759=", "continuation": "-734"}))
     assert read("simple_arithmetic_nospaces", path) == [Completion("25-759=", "-734")]

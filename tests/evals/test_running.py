@@ -14,7 +14,7 @@ from depthgrow_jax.errors import UserError
 from depthgrow_jax.evals.config import EvalConfig, validate
 from depthgrow_jax.evals.interventions import repeat, sweeps
 from depthgrow_jax.evals.items import Choice, Completion, Question, Substitution
-from depthgrow_jax.evals.outcomes import outcome_of
+from depthgrow_jax.evals.outcomes import Outcome, outcome_of
 from depthgrow_jax.evals.prompting import Encoder, few_shot
 from depthgrow_jax.evals.running import (
     ask,
@@ -112,6 +112,8 @@ def test_groups_and_json():
     one = ask(task_of(), ITEMS[2:3], None, ENCODER, shots=0)
     summary = summarise(one, outcomes(one, subject_of(), nothing_written))
     assert summary["chance"] is None and summary["metrics"]["perplexity"]["mean"] > 1
+    hopeless = summarise(one, [Outcome({"accuracy": 0.0, "log_prob": -800.0}, "")])
+    assert hopeless["metrics"]["perplexity"]["mean"] is None  # JSON has no infinity
 
 
 def test_questions_are_written_extracted_and_compared():

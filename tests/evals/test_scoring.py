@@ -97,6 +97,14 @@ def test_uniform_logits_give_n_log_v():
         assert found.log_prob == pytest.approx(-len(request.continuation) * np.log(50), abs=1e-5)
 
 
+@pytest.mark.parametrize("score", [log_likelihoods, likelihoods_by_exit])
+def test_a_network_that_is_not_finite_is_refused(score):
+    params = init(CFG, jax.random.key(0), DEPTH)
+    params["embed"]["table"] = params["embed"]["table"].at[3].set(jnp.nan)
+    with pytest.raises(UserError, match="likelihood that is not a number"):
+        score(Subject(CFG, params, layer_program(CFG, DEPTH)), some_requests(2))
+
+
 def test_under_programs_with_one_compilation():
     subject, requests = subject_of(), some_requests(3)
     orders = [[0, 1, 2, 1, 2], [2, 1, 0, 0, 0], [0, 0, 1, 1, 2]]
